@@ -22,7 +22,7 @@ MOST = 20
 def features(folder: str, part: str) -> tuple[Tensor, np.ndarray]:
     """Inputs of the last layer of some photos of every class, and their labels."""
     from recollect.data import load
-    from recollect.inference.features import head_inputs
+    from recollect.inference.vectors import head_inputs
     from recollect.models import Embedder
 
     images, random = load("folder", folder, part), np.random.default_rng(0)

@@ -116,7 +116,7 @@ def _prepared(work: str, photos: Path, out: str) -> Callable[[], object]:
     import torch
 
     from recollect import Embedder, RecallAtK, cli, large_batch_step
-    from recollect.inference.embedding_sets import embed_files
+    from recollect.inference.vectors import embed_files
 
     if work.startswith("embed"):
         embedder, files = Embedder.create("lite0-in1k"), sorted(photos.rglob("*.jpg"))

@@ -31,7 +31,7 @@ RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 def one_seed(config: Config, images: ImageSet, data: HeadData, steps: int) -> dict[str, tuple[Embedder, str]]:
     """A network for every start, trained on all classes with what half of them chose."""
     from recollect.data import class_disjoint_split
-    from recollect.inference.opening import make_embedder
+    from recollect.inference.models import make_embedder
     from recollect.models.whitening import class_statistics
     from recollect.training.last_layer import SHRINKAGES, measured_head, started_embedder, train_head
 
@@ -68,8 +68,8 @@ def main() -> None:
     """Measure, and print a table."""
     from recollect.config.resolve import resolve
     from recollect.data import load
-    from recollect.inference.features import part_rows
-    from recollect.inference.opening import make_embedder, open_start
+    from recollect.inference.models import load_initial_model, make_embedder
+    from recollect.inference.vectors import part_rows
     from recollect.training.last_layer import HeadData, measured_head
 
     parser = argparse.ArgumentParser()
@@ -97,7 +97,7 @@ def main() -> None:
     for split, images in sets.items():
         rows = part_rows(embedder, images, frozen="pooling").rows
         data[split] = HeadData(torch.from_numpy(np.array(rows)), images.labels)
-    plain = open_start(config).embedder
+    plain = load_initial_model(config).embedder
     pooled = part_rows(plain, sets["test"], frozen="pooling").rows
     own = HeadData(torch.from_numpy(np.array(pooled)), sets["test"].labels)
     print(f"features: {measured_head(plain, own)}", flush=True)

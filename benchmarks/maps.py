@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.timing import report
-from recollect.inference.embedding_sets import embed_files
+from recollect.inference.vectors import embed_files
 from recollect.models import Embedder
 from recollect.report.map import lay_out, principal_components
 from recollect.search.exact import nearest_unchecked
@@ -41,7 +41,7 @@ def photos(folders: list[Path], count: int, size: int) -> NDArray[np.float32]:
         raise SystemExit(f"{len(found)} photos: give more folders, or a smaller --points.")
     chosen = np.sort(np.random.default_rng(0).choice(len(found), count, replace=False))
     embedder = Embedder.create("lite0-in1k", dim=None, size=size, resize=size).eval()
-    return embed_files(embedder, [found[place] for place in chosen.tolist()]).vectors
+    return embed_files(embedder, [found[place] for place in chosen.tolist()]).rows
 
 
 def tsne(vectors: NDArray[np.float32]) -> Any:

@@ -22,17 +22,16 @@ DIMS = {"glyphs": [8, 16, 32, 64], "cars196-96px": [16, 32, 64, 128, 256]}
 
 def one_run(recipe: str, settings: dict[str, Any], dims: list[int], folder: Path) -> dict[str, Any]:
     from recollect.config.resolve import resolve
-    from recollect.inference.evaluating import evaluate_prefixes
-    from recollect.inference.opening import open_model
-    from recollect.inference.target_vectors import embed_test
-    from recollect.inference.test_sets import choose_test, load_test
+    from recollect.inference.evaluate import embed_test, evaluate_prefixes
+    from recollect.inference.models import open_model
+    from recollect.inference.test_sets import load_test
     from recollect.training.trainer import train
 
     start = time.process_time()
     train(resolve(recipe, settings), folder)
     seconds = time.process_time() - start
     opened = open_model(folder)
-    target = embed_test(opened, load_test(choose_test(opened.run), folder))
+    target = embed_test(opened, load_test(folder))
     found = evaluate_prefixes(target, dims, [1])
     return {"r@1": {dim: 100 * metrics["r@1"] for dim, metrics in found.items()}, "seconds": seconds}
 

@@ -27,10 +27,9 @@ from PIL import Image
 from benchmarks.timing import report
 from recollect.config.resolve import resolve
 from recollect.data import load, test_transform
-from recollect.inference.content_keys import content_keys
-from recollect.inference.features import _about
-from recollect.inference.opening import open_model, open_start
-from recollect.inference.vector_store import PART, VectorStore
+from recollect.inference.models import load_initial_model, open_model
+from recollect.inference.store import PART, VectorStore, content_keys
+from recollect.inference.vectors import _about
 from recollect.training.trainer import train
 
 EACH = 50
@@ -71,15 +70,15 @@ def make_run(folder: Path, classes: int) -> None:
     train(config, folder / "run")
     images = load("folder", str(folder / "images"), "test")
     keys = content_keys(images)
-    for name, opened in (("before", open_start(config)), ("after", open_model(folder / "run"))):
+    for name, opened in (("before", load_initial_model(config)), ("after", open_model(folder / "run"))):
         embedder = opened.embedder
         random = np.random.default_rng(2)
         centres = random.standard_normal((classes, embedder.feature_dim), dtype=np.float32)
         scatter = random.standard_normal((len(images), embedder.feature_dim), dtype=np.float32)
         rows = centres[images.labels] + np.float32(SCATTER[name]) * scatter
-        store = VectorStore(_about(embedder, "pooling", test_transform(embedder.preprocessing)))
+        store = VectorStore(_about(embedder, test_transform(embedder.preprocessing), "pooling"))
         for start in range(0, len(images), PART):
-            store.add(keys[start : start + PART], rows[start : start + PART])
+            store.keep(keys[start : start + PART], rows[start : start + PART])
 
 
 def measure(folder: Path) -> dict[str, object]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.near_copies import folder_sets
 from benchmarks.timing import report
 from recollect.data import ImageSet
-from recollect.inference.embedding_sets import embed_set
+from recollect.inference.vectors import embed_set
 from recollect.models import Embedder
 from recollect.report import checks
 from recollect.report.checks import neighbours_of_all, suspected_labels
@@ -89,7 +89,7 @@ def measured(vectors: Rows, labels: Labels, repeats: int) -> dict[str, dict[str,
 
 
 def embedded(images: ImageSet) -> Rows:
-    return embed_set(Embedder.create("lite0-in1k", dim=None, size=96, resize=96).eval(), images).vectors
+    return embed_set(Embedder.create("lite0-in1k", dim=None, size=96, resize=96).eval(), images).rows
 
 
 def main() -> None:

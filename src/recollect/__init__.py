@@ -22,15 +22,10 @@ if TYPE_CHECKING:
     from recollect.data.registry import available_data as available_data
     from recollect.data.verify import verify_data as verify_data
     from recollect.evaluation import evaluate as evaluate
-    from recollect.inference.api import (
-        embed as embed,
-        evaluate_model as evaluate_model,
-        export_onnx as export_onnx,
-        load as load,
-    )
-    from recollect.inference.trained_on import split_of as split_of
-    from recollect.inference.whitening_sets import whiten as whiten
-    from recollect.inference.written_evaluation import write_evaluation as write_evaluation
+    from recollect.inference.evaluate import evaluate_model as evaluate_model, write_evaluation as write_evaluation
+    from recollect.inference.models import embed as embed, export_onnx as export_onnx, load as load
+    from recollect.inference.training_record import split_of as split_of
+    from recollect.inference.whitening import whiten as whiten
     from recollect.losses import (
         Matryoshka as Matryoshka,
         RankLoss as RankLoss,

@@ -204,7 +204,7 @@ CASES = {
     "embed lite0-in1k list.txt": "which does not exist",
     "embed nothing good": "neither a folder nor an initialisation",
     "embed norun good": "nor a saved embedder",
-    "embed unfinished good": "unfinished: the run has neither a model nor a checkpoint",
+    "embed unfinished good": "unfinished/config.yaml: incomplete",
     "embed lite0-in1k good --out full": "give a name that ends in .npz",
     "embed lite0-in1k good --out ok.npz": "ok.npz already exists",
     "embed lite0-in1k good --out notes.txt/a.npz": "notes.txt/a.npz cannot be written",

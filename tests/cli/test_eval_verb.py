@@ -133,7 +133,7 @@ def test_instance_search(vectors, tmp_path):
         ([], "give one model"),
         (["x.npz", "--init", "tiny"], "give one model"),
         (["missing.npz"], "no such file"),
-        (["--init", "tiny"], "--data NAME"),
+        (["--init", "lite0-in1k"], "--data NAME"),
         (["nowhere", "--data", "glyphs"], "neither a folder nor an initialisation"),
         (["no/where", "--data", "glyphs"], "no such run or folder"),
         (["x.npz", "--ks", "1,two"], "separated by commas"),

@@ -43,7 +43,7 @@ def test_a_folder_with_the_name_of_a_data_set_is_asked_about(
         refused = CliRunner().invoke(app, [*verb, "--data", name])
         assert isinstance(refused.exception, ConfigError), refused.output
     assert resolve(None, data=f"./{name}").data.name == "folder"
-    assert choose_test(data=f"./{name}").data == "folder"
+    assert choose_test(data=f"./{name}")[0].name == "folder"
     assert resolve(None, data=name, root="elsewhere").data.root == "elsewhere"
     assert resolve("glyphs").data.name == "glyphs"
 

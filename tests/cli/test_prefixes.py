@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from recollect.cli.main import app
 from recollect.common.errors import RecollectError
-from recollect.inference.opening import open_model
+from recollect.inference.models import open_model
 from recollect.training.run_folder import RunFolder
 from training.small_runs import final_weights, make_images, same_bits, small_config
 

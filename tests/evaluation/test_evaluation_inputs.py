@@ -12,7 +12,7 @@ import torch
 
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.evaluation import evaluate, evaluate_revisited
-from recollect.evaluation.vectors import Vectors
+from recollect.evaluation.inputs import Vectors
 
 GOOD = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
 LABELS = [0, 0, 1, 1, 2, 2]

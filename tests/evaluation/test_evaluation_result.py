@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from oracles import metrics as reference
 from recollect.common.errors import DataError, InputError
 from recollect.evaluation import Evaluation, evaluate
-from recollect.evaluation.result import write_summary
 
 
 @pytest.fixture
@@ -74,10 +71,7 @@ def test_nothing_is_overwritten_silently(result, tmp_path):
         result.save(path)
     assert path.read_bytes() == content
     result.save(path, overwrite=True)
-    write_summary(tmp_path / "m.json", result.summary())
-    with pytest.raises(InputError, match="already exists"):
-        write_summary(tmp_path / "m.json", {})
-    assert json.loads((tmp_path / "m.json").read_text())["queries_without_positive"] == 1
+    assert result.summary()["queries_without_positive"] == 1
 
 
 def test_wrong_names_and_files(result, tmp_path):

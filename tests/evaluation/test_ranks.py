@@ -9,10 +9,9 @@ from hypothesis import given, strategies as st
 
 from oracles import metrics as reference
 from recollect.evaluation import evaluate, ranks as ranks_module
+from recollect.evaluation.inputs import ByLabel, Vectors
 from recollect.evaluation.metrics import METRICS
 from recollect.evaluation.ranks import stream_ranks
-from recollect.evaluation.relevance import ByLabel
-from recollect.evaluation.vectors import Vectors
 
 KS = (1, 2, 5, 1000)  # 1000 exceeds every gallery here
 

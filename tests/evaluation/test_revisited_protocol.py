@@ -13,7 +13,7 @@ import pytest
 from oracles.metrics import revisited_average_precision
 from recollect.common.errors import InputError
 from recollect.evaluation import evaluate_rankings, evaluate_revisited
-from recollect.evaluation.revisited_protocol import average_precision, precision_at
+from recollect.evaluation.protocols import average_precision, precision_at
 
 CASES = json.loads((Path(__file__).parent / "revisited_cases.json").read_text())
 DIGITS = {"rel": 0, "abs": 1e-12}

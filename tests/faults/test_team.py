@@ -70,15 +70,15 @@ def test_the_others_wait_for_long_work_of_the_first_but_it_must_respond(tmp_path
 
     def first(work: Callable[[], None]) -> Arm:
         def arm() -> None:
-            from recollect.inference import whitening_sets
+            from recollect.inference import whitening
 
-            features = whitening_sets.head_inputs
+            features = whitening.head_inputs
 
             def after_work(*arguments: object, **options: object) -> object:
                 work()
                 return features(*arguments, **options)  # type: ignore[arg-type]
 
-            whitening_sets.head_inputs = after_work  # type: ignore[assignment]
+            whitening.head_inputs = after_work  # type: ignore[assignment]
 
         return arm
 

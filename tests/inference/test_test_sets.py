@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.config.resolve import resolve
+from recollect.config.schema import DataConfig
 from recollect.data import available
-from recollect.inference.run_files import RunFiles
+from recollect.inference.models import RunFiles
 from recollect.inference.test_sets import (
-    TestChoice,
     choose_test,
-    default_ks,
+    evaluation_ks,
     load_test,
     name_of_test,
     published_ks,
@@ -32,20 +33,18 @@ def test_what_data_means(tmp_path: Path) -> None:
     own = {"data.name": "folder", "data.root": str(photos), "data.test_split": "val", "data.options": OPTIONS}
     RunFolder(folder).write_config(resolve(None, own))
     run = RunFiles(folder)
-    options = {**OPTIONS, "nested": True}  # the training has settled which folders are the classes
-    assert choose_test(run) == TestChoice("folder", str(photos), "val", options, own=True), (
-        "a run is tested on its own data"
-    )
-    assert choose_test(run, root=tmp_path) == TestChoice("folder", str(tmp_path), "val", options, own=True)
-    assert choose_test(run, split="all") == TestChoice("folder", str(photos), "all", options, own=True)
-    assert choose_test(run, data="sop", root=tmp_path) == TestChoice("sop", tmp_path)
+    config = run.read_config().data
+    assert choose_test(run) == (config, True), "a run is tested on its own data"
+    assert choose_test(run, root=tmp_path) == (replace(config, root=str(tmp_path)), True)
+    assert choose_test(run, split="all") == (replace(config, test_split="all"), True)
+    assert choose_test(run, data="sop", root=tmp_path) == (DataConfig("sop", str(tmp_path)), False)
     assert choose_test(run, data=f"{photos}/../photos") == choose_test(run), "its own folder, given again"
     other = tmp_path / "other"
     other.mkdir()
-    assert choose_test(run, data=str(other)) == TestChoice("folder", other, unseen=True)
-    assert choose_test(run, data=str(other), split="test") == TestChoice("folder", other)
-    assert choose_test(data="glyphs") == TestChoice("glyphs")
-    assert choose_test(data="vehicleid", root=tmp_path).split == "test_small", "the first of several lists, by its name"
+    assert choose_test(run, data=str(other)) == (DataConfig("folder", str(other)), False)
+    assert choose_test(data="glyphs") == (DataConfig("glyphs"), False)
+    first, _ = choose_test(data="vehicleid", root=tmp_path)
+    assert first.test_split == "test_small", "the first of several lists, by its name"
     for gone in ("gone.csv", f"{tmp_path}/gone"):
         with pytest.raises(DataError, match=f"--data {gone}: no such file or folder"):
             choose_test(data=gone)
@@ -59,43 +58,44 @@ def test_what_data_means(tmp_path: Path) -> None:
 def test_a_recipe_beside_a_run_keeps_the_run_s_root(tmp_path: Path) -> None:
     RunFolder(tmp_path).write_config(resolve(None, {"data.name": "sop", "data.root": str(tmp_path)}))
     recipe = resolve("sop/r50-512/rsk")
-    assert choose_test(RunFiles(tmp_path), recipe=recipe).root == str(tmp_path)
+    assert choose_test(RunFiles(tmp_path), recipe=recipe)[0].root == str(tmp_path)
     other = resolve("cars196/r50-512/rsk")
-    assert choose_test(RunFiles(tmp_path), recipe=other) == TestChoice("cars196", None, "test", other.data.options)
+    chosen, own = choose_test(RunFiles(tmp_path), recipe=other)
+    assert (chosen.name, chosen.root, chosen.options, own) == ("cars196", None, other.data.options, False)
 
 
 def test_settings_of_another_version_matter_only_where_they_are_needed(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("unheard_of: 1\n")
-    assert choose_test(RunFiles(tmp_path), data="glyphs").data == "glyphs"
+    assert choose_test(RunFiles(tmp_path), data="glyphs")[0].name == "glyphs"
     with pytest.raises(DataError, match="incomplete"):
         choose_test(RunFiles(tmp_path))
 
 
 def test_every_set_has_a_result_name_of_its_own(tmp_path: Path) -> None:
+    def name(root: Path, **options: Path) -> str:
+        return load_test(data=str(root), split="train", **options).name  # type: ignore[arg-type]
+
     one = make_images(tmp_path / "one" / "photos", classes=3)
     other = make_images(tmp_path / "other" / "photos", classes=3, seed=1)
-    names = [load_test(TestChoice("folder", root, "train")).name for root in (one, other)]
+    names = [name(root) for root in (one, other)]
     assert names[0] != names[1]
-    assert all(name.startswith("photos-train-") for name in names)
-    again = load_test(TestChoice("folder", str(one), "train")).name
-    assert again == names[0]
+    assert all(each.startswith("photos-train-") for each in names)
+    assert name(one) == names[0]
     (one / "train" / "train-00" / "0.png").write_bytes((one / "train" / "train-01" / "0.png").read_bytes())
-    assert load_test(TestChoice("folder", one, "train")).name != names[0], "a photo was exchanged"
-    with_more = load_test(TestChoice("folder", one, "train"), distractors=tmp_path / "many.npy").name
-    assert with_more.startswith("photos+many-train-")
+    assert name(one) != names[0], "a photo was exchanged"
+    assert name(one, distractors=tmp_path / "many.npy").startswith("photos+many-train-")
     (tmp_path / "a b ü#1").mkdir()
-    odd = make_images(tmp_path / "a b ü#1" / "x y", classes=2)
-    assert load_test(TestChoice("folder", odd, "train")).name.startswith("x_y-train-")
+    assert name(make_images(tmp_path / "a b ü#1" / "x y", classes=2)).startswith("x_y-train-")
 
 
 def test_default_ks() -> None:
-    assert default_ks("cars196", {}, 8131) == (1, 2, 4, 8)
-    assert default_ks("inaturalist", {}, 136_093) == (1, 4, 16, 32)
-    assert default_ks("vehicleid", {}, 6493) == (1, 5)
-    assert default_ks("folder", {}, 60_502) == (1, 10, 100, 1000)
-    assert default_ks("folder", {"r@1": 80.0, "r@7": 1.0, "map@r": 3.0}, 500) == (1, 7)
-    assert default_ks("folder", {}, 40) == (1, 10)
-    assert default_ks("folder", {}, 3) == (1,)
+    assert evaluation_ks("cars196", {}, 8131) == (1, 2, 4, 8)
+    assert evaluation_ks("inaturalist", {}, 136_093) == (1, 4, 16, 32)
+    assert evaluation_ks("vehicleid", {}, 6493) == (1, 5)
+    assert evaluation_ks("folder", {}, 60_502) == (1, 10, 100, 1000)
+    assert evaluation_ks("folder", {"r@1": 80.0, "r@7": 1.0, "map@r": 3.0}, 500) == (1, 7)
+    assert evaluation_ks("folder", {}, 40) == (1, 10)
+    assert evaluation_ks("folder", {}, 3) == (1,)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_default_ks() -> None:
 def test_a_run_is_measured_at_the_k_of_its_recipe(recipe: str, ks: tuple[int, ...]) -> None:
     config = resolve(recipe)
     row = published_row(config.published, name_of_test(config.data.name, config.data.test_split))
-    assert default_ks(config.data.name, row, 50) == ks
+    assert evaluation_ks(config.data.name, row, 50) == ks
     assert {"cars196", "cub", "inaturalist", "vehicleid"} <= set(available())
 
 

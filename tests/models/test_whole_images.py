@@ -13,7 +13,7 @@ from torch import Tensor
 from recollect.common.errors import InputError
 from recollect.data.image_set import ImageSet
 from recollect.data.transforms import LongerSide
-from recollect.inference.vector_store import weights_digest
+from recollect.inference.store import weights_digest
 from recollect.models import Embedder
 from recollect.models.embedder import by_shape
 

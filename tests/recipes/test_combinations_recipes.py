@@ -11,9 +11,9 @@ from recipes.test_two_steps import small
 from recollect.common.errors import ConfigError
 from recollect.config.recipes import available_recipes, load_recipe
 from recollect.config.resolve import resolve
-from recollect.inference.evaluating import measure_and_keep
-from recollect.inference.opening import open_model
-from recollect.inference.test_sets import choose_test, load_test
+from recollect.inference.evaluate import measure_and_keep
+from recollect.inference.models import open_model
+from recollect.inference.test_sets import load_test
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 
@@ -60,8 +60,7 @@ def test_two_steps(name: str, tmp_path: Path) -> None:
 def test_two_levels_of_labels_are_measured_without_being_asked(data: str, tmp_path: Path) -> None:
     MAKERS[data](tmp_path / "data")
     train(small(resolve(f"{data}-hierarchical/r50-512/hap"), tmp_path / "data"), tmp_path / "run")
-    run = RunFolder.open(tmp_path / "run")
-    metrics = measure_and_keep(open_model(tmp_path / "run"), load_test(choose_test(run), tmp_path / "run"))
+    metrics = measure_and_keep(open_model(tmp_path / "run"), load_test(tmp_path / "run"))
     assert {"r@1", "h_ap", "ndcg"} <= set(metrics)
     assert 0 < metrics["h_ap"] <= 1 + 1e-9
     assert 0 < metrics["ndcg"] <= 1 + 1e-9

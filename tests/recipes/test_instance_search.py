@@ -25,8 +25,8 @@ from recollect.config.resolve import resolve
 from recollect.data import load_revisited
 from recollect.data.transforms import LongerSide
 from recollect.evaluation import evaluate_revisited
-from recollect.inference import embedding_sets, features
-from recollect.inference.embedding_sets import embed_set
+from recollect.inference import vectors as set_vectors
+from recollect.inference.vectors import embed_set
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 from recollect.step.team import Team
 from recollect.training.build import build
@@ -77,8 +77,7 @@ def scores(folder: Path) -> dict[str, float]:
 @pytest.mark.release
 def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    for module in (embedding_sets, features):  # of whole images a quarter; a small set has several parts
-        monkeypatch.setattr(module, "PART", 4 * 16)
+    monkeypatch.setattr(set_vectors, "PART", 4 * 16)  # of whole images a quarter; a small set has several parts
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
     config = resolve(RECIPE, settings(data, **{"run.checkpoint_steps": 5, "run.checkpoint_minutes": 60}))
 
@@ -249,8 +248,8 @@ def test_distractors_as_vectors(data: Path, short: Path, tmp_path: Path) -> None
     images = load_distractors(root)
     embedded = embed_set(Embedder.load(short), images, scales=INSTANCE_SEARCH_SCALES, transform=LongerSide(48))
     vectors = str(tmp_path / "distractors.npy")
-    np.save(vectors, embedded.vectors)
-    assert embedded.vectors.shape == (100, 64)
+    np.save(vectors, embedded.rows)
+    assert embedded.rows.shape == (100, 64)
     others = [path.replace("a.", "b.") for path in paths]
     assert CliRunner().invoke(app, [*arguments, "--distractors", vectors, *others]).exit_code == 0
     one, other = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))

@@ -13,7 +13,7 @@ from recollect.config.recipes import available_recipes, family, load_recipe, pub
 from recollect.config.resolve import resolve
 from recollect.config.schema import ModelConfig
 from recollect.data.transforms import train_transform
-from recollect.inference.opening import make_embedder
+from recollect.inference.models import make_embedder
 from recollect.losses import create
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 from recollect.models.zoo import ZOO

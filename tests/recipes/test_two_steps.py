@@ -23,7 +23,7 @@ from recollect.common.errors import ConfigError
 from recollect.config.recipes import available_recipes
 from recollect.config.resolve import as_mapping, resolve
 from recollect.config.schema import Config, ModelConfig
-from recollect.inference import opening
+from recollect.inference import models
 from recollect.models import Embedder, GeM
 from recollect.models.zoo import find
 from recollect.step import large_batch_step
@@ -174,7 +174,7 @@ def test_an_init_row_is_measured_beside_its_numbers(
         asked.append(model)
         return Embedder.create("tiny", dim=None)
 
-    monkeypatch.setattr(opening, "make_embedder", tiny)
+    monkeypatch.setattr(models, "make_embedder", tiny)
     monkeypatch.chdir(tmp_path)
     found = CliRunner().invoke(app, ["eval", "--recipe", name, "--root", str(root(data)), "--weights", "none"])
     assert found.exit_code == 0, found.output

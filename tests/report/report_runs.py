@@ -13,7 +13,7 @@ import pytest
 from recollect.config.schema import Config
 from recollect.data import ImageSet
 from recollect.evaluation import evaluate
-from recollect.inference import features
+from recollect.inference import vectors
 from recollect.report.results import ModelResult, ReportImages, Run
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
@@ -28,13 +28,13 @@ EVIL_FILE = "\"'><script>alert(1)<\u202e.png"
 def count_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images are put through a network from now on, a number per part."""
     through: list[int] = []
-    real = features._from_pixels
+    real = vectors._Pixels.rows
 
-    def counted(embedder: Any, pipeline: Any, *rest: Any) -> Any:
-        through.append(len(pipeline.images))
-        return real(embedder, pipeline, *rest)
+    def counted(pixels: Any, network: Any, places: Any) -> Any:
+        through.append(len(places))
+        return real(pixels, network, places)
 
-    monkeypatch.setattr(features, "_from_pixels", counted)
+    monkeypatch.setattr(vectors._Pixels, "rows", counted)
     return through
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from recollect.cli.main import app
 from recollect.common.errors import ConfigError, DataError, InputError, RecollectError, WeightsError
-from recollect.inference.opening import open_model
+from recollect.inference.models import open_model
 from recollect.models import Embedder
 from recollect.models.hub import parse_address
 from recollect.report.publishing import model_card, publish

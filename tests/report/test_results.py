@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from recollect.common.errors import DataError, RecollectError
 from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
-from recollect.inference.opening import make_embedder
+from recollect.inference.models import make_embedder
 from recollect.models import Embedder
 from recollect.report import write_report
 from recollect.report.results import (

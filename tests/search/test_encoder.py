@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recollect.common.errors import ConfigError, ImageError
-from recollect.inference.embedding_sets import embed_files
+from recollect.inference.vectors import embed_files
 from recollect.models import Embedder
 from recollect.search import Index, OtherModelError
 from recollect.search.encoder import Encoder, ModelEncoder, fingerprint, open_encoder

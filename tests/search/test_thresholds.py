@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, strategies as st
 
 from recollect.common.errors import ConfigError, DataError, InputError, StorageError
+from recollect.common.text import Remark
 from recollect.data import load
-from recollect.inference.trained_on import trained_on
+from recollect.inference.training_record import trained_on
 from recollect.models import Embedder
 from recollect.search import Index, OtherModelError, thresholds
 from recollect.search.encoder import open_encoder, read_calibration
@@ -126,16 +127,17 @@ def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
         folder.rename(folder.with_name(f"new {folder.name}"))
     for name in ("photos", "copy", "renamed"):
         found, remarks = calibrate_target(run, str(tmp_path / name), same_rate=0.05)
-        assert (found.classes, remarks) == (4, ["4 classes were trained on and left out."])
+        assert (found.classes, remarks) == (4, [Remark("4 classes were trained on and left out.")])
     with Index.create(tmp_path / "x.index", str(run)) as index:
         index.sync(photos)
     found, remarks = calibrate_target(tmp_path / "x.index", same_rate=0.05)
-    assert (found.classes, remarks) == (4, ["4 classes were trained on and left out."])
+    assert (found.classes, remarks) == (4, [Remark("4 classes were trained on and left out.")])
     for number in range(4, 8):
         shutil.rmtree(photos / f"class{number}")
     found, remarks = calibrate_target(run, str(photos), same_rate=0.05)
     assert found.classes == 4
-    assert "WARNING: the model was trained on all of these classes" in remarks[0]
+    assert remarks[0].warning
+    assert "the model was trained on all of these classes" in remarks[0].text
     (run / "trained_on.npz").write_bytes(b"damaged")
     with pytest.raises(DataError, match="Restore it from a complete copy"):  # not taken for a run that noted nothing
         calibrate_target(run, str(photos))
@@ -155,7 +157,7 @@ def test_an_index_whose_model_moved_is_calibrated_only_with_its_record(tmp_path:
         with pytest.raises(ConfigError, match=r"no longer exists.* --model"):
             calibrate_target(index, data, same_rate=0.05)
         found, remarks = calibrate_target(index, data, model=moved, same_rate=0.05)
-        assert (found.classes, remarks) == (4, ["4 classes were trained on and left out."])
+        assert (found.classes, remarks) == (4, [Remark("4 classes were trained on and left out.")])
     with pytest.raises(OtherModelError, match="not the model"):
         calibrate_target(index, model=tmp_path / "other")
     with pytest.raises(InputError, match="is not an index"):

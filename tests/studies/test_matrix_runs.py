@@ -19,7 +19,7 @@ from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import try_lock
 from recollect.config.schema import ModelConfig
 from recollect.data import load
-from recollect.inference.opening import make_embedder
+from recollect.inference.models import make_embedder
 from recollect.models import Embedder
 from recollect.studies import matrix_runs
 from recollect.studies.comparison import collect

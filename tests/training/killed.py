@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from faults.trials import Arm
-from recollect.inference.vector_store import VectorStore
+from recollect.inference.store import VectorStore
 from recollect.training.trainer import Trainer
 
 PLACES: dict[str, tuple[Any, str]] = {"part": (VectorStore, "keep"), "step": (Trainer, "_step")}

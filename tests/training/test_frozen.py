@@ -17,7 +17,7 @@ from recollect.config.automatic import settle
 from recollect.config.resolve import resolve
 from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
-from recollect.inference.features import SetRows
+from recollect.inference.vectors import SetRows
 from recollect.models import Embedder
 from recollect.training import run_folder, trainer
 from recollect.training.batches import FeatureFeed

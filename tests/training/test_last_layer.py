@@ -19,7 +19,7 @@ from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.data import load
 from recollect.evaluation import Verdict, evaluate
-from recollect.inference.opening import make_embedder, open_start
+from recollect.inference.models import load_initial_model, make_embedder
 from recollect.models import Embedder, whitening_from_classes
 from recollect.step.team import Team
 from recollect.training import last_layer
@@ -296,11 +296,11 @@ def test_a_verdict_compares_with_the_pretrained_network_on_classes_that_were_not
     config = own_photos(root)
     train_set, test = (load("folder", root, split) for split in ("train", "test"))
     mixed = test.joined(train_set)
-    pretrained, useless = open_start(config).embedder, make_embedder(config.model, seed=0)
+    pretrained, useless = load_initial_model(config).embedder, make_embedder(config.model, seed=0)
     torch.nn.init.zeros_(useless.head.linear.weight)  # type: ignore[union-attr]
     judged = judge(config, useless, train_set, mixed, 0)
     found = judged.verdicts["pretrained"]
-    assert judged.remarks == ["not included: 16 classes that were trained on"]
+    assert list(map(str, judged.remarks)) == ["not included: 16 classes that were trained on"]
     vectors = pretrained.embed([test.read(i) for i in range(len(test))], progress=False)
     expected = evaluate(vectors, test.labels, ks=(1,)).metrics["r@1"]
     assert (found.queries, found.classes) == (len(test), 8)

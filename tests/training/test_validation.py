@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError
 from recollect.data import ImageSet
-from recollect.inference.features import SetRows
+from recollect.inference.vectors import SetRows
 from recollect.step.team import Team
 from recollect.training.batches import FeatureFeed
 from recollect.training.validation import Watched, chosen_value, embed, measure

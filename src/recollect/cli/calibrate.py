@@ -71,7 +71,7 @@ def calibrate(
         **given(weights=weights, device=device, download=download),
     )
     for sentence in remarks:
-        remark_aside(sentence)
+        remark_aside(str(sentence))
     if as_json:
         print_json(found.as_dict())
         return

@@ -179,7 +179,7 @@ def evaluate_command(
     )
     if as_json:
         for note in found.notes:
-            remark_aside(note)
+            remark_aside(str(note))
         print_json(found.summary)
     else:
         show_tables(found)

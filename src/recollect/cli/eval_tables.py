@@ -10,7 +10,7 @@ from recollect.common.text import in_decimals, number_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from recollect.inference.written_evaluation import WrittenEvaluation
+    from recollect.inference.evaluate import WrittenEvaluation
 
 
 def metrics_table(
@@ -87,18 +87,20 @@ def show_tables(found: WrittenEvaluation) -> None:
     """Print all results."""
     from rich.console import Console
 
-    measured, tables = found.summary, []
-    title = f"{found.name} on {found.test}" if found.test else found.name
+    measured, tables, target = found.summary, [], found.input
+    title = f"{target.name} on {found.test}" if found.test else target.name
     if queries := measured.get("queries"):
         without = measured.get("queries_without_positive", 0)
         title += f", {number_of(queries - without, 'query/queries')}"
         title += f" ({without:,} more without a positive)" if without else ""
     if alone := measured.get("without_distractors"):
-        tables.append(metrics_table(f"{title}, without distractors", alone, found.published_without))
+        tables.append(metrics_table(f"{title}, without distractors", alone, target.published_without))
     macro = measured.get("macro")
-    tables.append(metrics_table(title, measured["metrics"], found.published, macro, found.notes))
+    tables.append(
+        metrics_table(title, measured["metrics"], target.published, macro, [str(note) for note in found.notes])
+    )
     if "dims" in measured:
-        tables.append(prefixes_table(found.name, measured["dims"]))
+        tables.append(prefixes_table(target.name, measured["dims"]))
     if "compared_with" in measured:
         tables.append(comparison_table(measured["compared_with"]))
     console = Console()

@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from recollect.common.errors import ConfigError
@@ -15,6 +16,17 @@ from recollect.common.errors import ConfigError
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except newline and tab, marks that change the direction of text, and bytes of a file name that are
 not text."""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A message for the user; in a terminal, a warning is marked as one."""
+
+    text: str
+    warning: bool = False
+
+    def __str__(self) -> str:
+        return f"WARNING: {self.text}" if self.warning else self.text
 
 
 def in_words(seconds: float) -> str:

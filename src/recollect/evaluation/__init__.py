@@ -3,20 +3,28 @@
 This package needs only vectors and labels, no model. Start with ``evaluate``.
 """
 
-from recollect.evaluation.bootstrap import (
+from recollect.evaluation.metrics import Metric, default_ks
+from recollect.evaluation.protocols import (
+    ReidResult,
+    RevisitedResult,
+    evaluate_rankings,
+    evaluate_reid,
+    evaluate_revisited,
+)
+from recollect.evaluation.result import Evaluation
+from recollect.evaluation.retrieval import evaluate
+from recollect.evaluation.verdict import (
     Changes,
     Comparison,
     Interval,
+    MetricChange,
+    Verdict,
     changed_queries,
     confidence_interval,
+    metric_name,
     paired_bootstrap,
+    verdict,
 )
-from recollect.evaluation.metrics import Metric, default_ks
-from recollect.evaluation.reid import ReidResult, evaluate_reid
-from recollect.evaluation.result import Evaluation
-from recollect.evaluation.retrieval import evaluate
-from recollect.evaluation.revisited_protocol import RevisitedResult, evaluate_rankings, evaluate_revisited
-from recollect.evaluation.verdict import MetricChange, Verdict, metric_name, verdict
 
 __all__ = [
     "Changes",

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from recollect.common.errors import InputError
-from recollect.evaluation.relevance import Ints, as_labels, to_tensor
+from recollect.evaluation.inputs import Ints, as_labels, to_tensor
 from recollect.evaluation.tiles import RankTile
 
 _ENTRIES = 1 << 20

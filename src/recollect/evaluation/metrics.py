@@ -170,12 +170,13 @@ def checked_metrics(metrics: Sequence[MetricLike] | None) -> list[Metric]:
     return [*(METRICS[name] for name in METRICS if name in asked), *others]
 
 
-DEFAULT_KS = (1, 10, 100, 1000)
+TRACKED_KS = (1, 2, 4, 8, 10, 16, 32, 100, 1000)
+"""Every k that the paper's benchmarks report, and powers of two in between; used during training and in reports."""
 
 
 def default_ks(items: int) -> list[int]:
     """1, 10, 100 and 1000, as far as they are below the number of items: with a larger k every query has a hit."""
-    return [k for k in DEFAULT_KS if k < items] or [1]
+    return [k for k in (1, 10, 100, 1000) if k < items] or [1]
 
 
 def checked_ks(ks: Sequence[int]) -> list[int]:

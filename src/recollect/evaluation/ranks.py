@@ -23,9 +23,8 @@ from torch import Tensor
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import InputError
-from recollect.evaluation.relevance import Ints, Relevance
+from recollect.evaluation.inputs import Ints, Relevance, Vectors
 from recollect.evaluation.tiles import Limits, QueryTile, RankTile, Ties, longest, padded, tie_sign, vector_lengths
-from recollect.evaluation.vectors import Vectors
 
 MEBIBYTE = 1 << 20
 DEFAULT_MEMORY = 512 * MEBIBYTE

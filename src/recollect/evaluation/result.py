@@ -1,7 +1,7 @@
 """The result of an evaluation: one value per query and metric. Means, intervals and comparisons are computed from these.
 
 Saved as ``.npz`` with one array per metric, so that ``numpy.load(path)["r@1"]`` reads one.
-``bootstrap.py`` reads results; ``report`` and the command line print them.
+``verdict.py`` compares results; ``report`` and the command line print them.
 
 Several processes share the queries: each ranks every W-th against the whole gallery (``shard``), and only values per query
 are exchanged (``gather``), as objects, so that any ``torch.distributed`` backend works.
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.common.files import atomic_write, write_json
+from recollect.common.files import atomic_write
 from recollect.common.reading import parse_json, read_npz
 
 RESERVED = ("labels", "positives", "settings", "ids")
@@ -137,14 +137,6 @@ def as_ids(ids: Any | None, queries: int) -> NDArray[np.str_] | None:
     if len(np.unique(array)) != queries:
         raise InputError("ids: two queries have the same id; each query needs its own.")
     return array
-
-
-def write_summary(path: Path | str, summary: Mapping[str, Any], *, overwrite: bool = False) -> Path:
-    """Write a summary as JSON, without silently replacing another file."""
-    path = Path(path)
-    refuse_existing(path, overwrite)
-    write_json(path, dict(summary))
-    return path
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:

@@ -17,12 +17,11 @@ from recollect.common.errors import InputError
 from recollect.common.machine import limited_threads, threads_for, usable_device
 from recollect.evaluation import metrics as metric_table
 from recollect.evaluation.hierarchy import GRADED, GradedRanks, Hierarchy
+from recollect.evaluation.inputs import ArrayLike, ByLabel, Vectors, as_labels
 from recollect.evaluation.metrics import Metric, MetricLike
 from recollect.evaluation.ranks import DEFAULT_MEMORY, stream_ranks
-from recollect.evaluation.relevance import ByLabel, as_labels
 from recollect.evaluation.result import Evaluation, as_ids, gather, shard
 from recollect.evaluation.tiles import RankTile, Ties, tie_sign
-from recollect.evaluation.vectors import ArrayLike, Vectors
 
 _OPERATIONS = 100  # threads mostly wait in small evaluations: 5,000 vectors of 128 take 83 ms on one, 86 ms on two
 

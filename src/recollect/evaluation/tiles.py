@@ -31,8 +31,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recollect.common.errors import InputError
-from recollect.evaluation.relevance import Ints, Pairs, Relevance, to_tensor
-from recollect.evaluation.vectors import Vectors
+from recollect.evaluation.inputs import Ints, Pairs, Relevance, Vectors, to_tensor
 
 Ties = Literal["pessimistic", "optimistic"]
 Limits = Callable[[Tensor, int], Tensor]

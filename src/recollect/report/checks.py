@@ -27,7 +27,7 @@ from recollect.common.console import ProgressLine
 from recollect.common.files import atomic_write
 from recollect.common.text import in_decimals, number_of
 from recollect.data import ImageSet
-from recollect.inference.content_keys import content_keys
+from recollect.inference.store import content_keys
 from recollect.report.map import FINE, Atlas, SmallPictures, read_small
 from recollect.report.markup import Child, Entry, Markup, render, table
 from recollect.report.results import Labels, ReportImages

@@ -248,7 +248,7 @@ def _page(
         states=states,
         version=__version__,
         date=f"{datetime.now():%-d %B %Y}",
-        remarks=[_on_page(remark) for remark in remarks],
+        remarks=remarks,
         parts=parts,
     )
     return document(
@@ -259,11 +259,6 @@ def _page(
         style="\n".join(atlas.style() for atlas in atlases),
         script=packaged("page.js"),
     )
-
-
-def _on_page(remark: str) -> str:
-    """A remark without what sets a warning apart in a terminal: the page sets all of them apart."""
-    return remark.replace("WARNING: ", "", 1)
 
 
 def _heading(runs: Sequence[Run], apart: bool) -> str:

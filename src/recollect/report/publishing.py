@@ -23,7 +23,7 @@ from recollect.common.errors import DataError, InputError, RecollectError, in_on
 from recollect.common.files import new_folder, write_text
 from recollect.config.resolve import as_mapping, short_names
 from recollect.config.schema import Config
-from recollect.inference.opening import Opened, open_model
+from recollect.inference.models import LoadedModel, open_model
 from recollect.models import Embedder
 from recollect.models.hub import LIMITS, endpoint, parse_address
 from recollect.models.saving import DESCRIPTION, TENSORS
@@ -145,7 +145,7 @@ def _check(folder: Path, embedder: Embedder, backbone: str | None) -> None:
         )
 
 
-def model_card(opened: Opened, read: Run, *, to: str | None = None, licence: str | None = None) -> str:
+def model_card(opened: LoadedModel, read: Run, *, to: str | None = None, licence: str | None = None) -> str:
     """The card: data, recipe, results, licence, how to load it."""
     config, embedder = opened.config, opened.embedder
     if config is None:

@@ -35,12 +35,19 @@ from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, summary
 from recollect.data.registry import without_missing
 from recollect.evaluation import Evaluation, evaluate
+from recollect.evaluation.metrics import TRACKED_KS
 from recollect.evaluation.ranks import DEFAULT_MEMORY
-from recollect.inference.content_keys import content_keys, set_digest
-from recollect.inference.embedding_sets import embed_set, files_left_out
-from recollect.inference.opening import open_model, open_start
-from recollect.inference.test_sets import EVERY_K, published_ks
-from recollect.inference.trained_on import TrainedOn, load_by_record, read_trained_on, screen, together
+from recollect.inference.models import load_initial_model, open_model
+from recollect.inference.store import content_keys, set_digest
+from recollect.inference.test_sets import published_ks
+from recollect.inference.training_record import (
+    TrainedOn,
+    exclude_trained_classes,
+    load_by_record,
+    merge_records,
+    read_trained_on,
+)
+from recollect.inference.vectors import embed_set, files_left_out
 from recollect.search.encoder import fingerprint
 from recollect.training.run_folder import RunFolder
 
@@ -411,8 +418,8 @@ def measure(
         classes = {earlier.images.class_names[label] for label in earlier.images.labels.tolist()}
         seen = record is not None and classes <= record.classes
         return _evaluate(run, earlier, [remark], cache, seen)
-    screened = screen(whole, content_keys(whole), exclude)
-    images, keys, remarks = screened.images, screened.keys, screened.remarks()
+    screened = exclude_trained_classes(whole, content_keys(whole), exclude)
+    images, keys, remarks = screened.images, screened.keys, [remark.text for remark in screened.remarks()]
     # A set in folders has no name of its own: the folder tells it from others.
     title = replace(data, root=relocated_root(data.root, root)).title if images.name == "folder" else images.name
     about = ReportImages(title, split, list(images.names), images.labels, list(images.class_names), len(images), images)
@@ -427,7 +434,7 @@ def measure(
     skipped: list[BadImage] = []
     for name in ("init", "trained"):
         try:
-            opened = open_start(config) if name == "init" else open_model(run.folder.path)
+            opened = load_initial_model(config) if name == "init" else open_model(run.folder.path)
         except RecollectError as error:
             what = "initial" if name == "init" else "trained"
             remarks.append(f"There are no {what} weights to embed with: {error}")
@@ -443,7 +450,7 @@ def measure(
         skipped = embedded.skipped
         remarks += [] if opened.remark is None else [opened.remark]
         remarks += [f"Cannot be read, and left out: {bad.reason}" for bad in skipped[:20]]
-        vectors.vectors[name], vectors.words[name] = embedded.vectors, opened.weights
+        vectors.vectors[name], vectors.words[name] = embedded.rows, opened.weights
         vectors.keys[name] = fingerprint(opened.embedder)  # with the size of the images: results are reused by it
     if files := files_left_out(whole, skipped):
         remarks.append(f"{summary(len(images) - len(skipped), files)}.")
@@ -477,7 +484,7 @@ def _test_images(
         # A final training leaves no class to test on: it does not cost the others theirs.
         if their_record is not None and their_record.data == record.data and theirs.train_split != "all":
             records.append(their_record)
-    joint = together(records)
+    joint = merge_records(records)
     if joint is record:
         return own, record
     common = load_by_record(data.name, place, split, joint, options)
@@ -501,7 +508,7 @@ def _evaluate(
         images = images.subset(np.flatnonzero(readable))
         vectors = {name: rows[readable] for name, rows in vectors.items()}
     published = {k for row in published_tests(run.setting("published")).values() for k in published_ks(row)}
-    ks = sorted({*EVERY_K, *published})
+    ks = sorted({*TRACKED_KS, *published})
 
     def result(name: str) -> ModelResult | None:
         if name not in vectors:

@@ -43,6 +43,10 @@ OnBad = Callable[[int, ImageError], None]
 CALIBRATION = "calibration.json"
 """The thresholds of a model, in its folder (see ``thresholds``)."""
 
+# So few files, such as the queries of a search, are not looked up in the store of vectors, which hashes the weights: with
+# Lite0 on one core a new photo takes 0.10 s instead of 0.22 s, and one that the store has 0.08 s instead of 0.06 s.
+_FEW = 8
+
 
 @runtime_checkable
 class Encoder(Protocol):
@@ -68,7 +72,7 @@ class Encoder(Protocol):
 
 
 class ModelEncoder:
-    """An ``Embedder`` as an ``Encoder``. For files, it reuses vectors that any command has computed before.
+    """An ``Embedder`` as an ``Encoder``. For many files, it reuses vectors that any command has computed before.
 
     Args:
         embedder: the network.
@@ -97,10 +101,10 @@ class ModelEncoder:
 
     def embed(self, images: Sequence[Any], on_bad: OnBad | None = None) -> NDArray[np.float32]:
         """Vectors of images."""
-        if not images or not all(isinstance(image, str | Path) for image in images):
+        if len(images) <= _FEW or not all(isinstance(image, str | Path) for image in images):
             rows = self._embedder.embed(images, progress=False, on_bad_image=on_bad or "error", **self._options)
             return np.asarray(rows.numpy())
-        from recollect.inference.embedding_sets import embed_files
+        from recollect.inference.vectors import embed_files
 
         paths = list(map(Path, images))
         policy = "error" if on_bad is None else "skip"
@@ -111,7 +115,7 @@ class ModelEncoder:
             for number, path in enumerate(paths):
                 if (error := skipped.get(str(path.absolute()))) is not None:
                     on_bad(number, error)
-        return embedded.vectors
+        return embedded.rows
 
 
 def open_encoder(
@@ -138,7 +142,7 @@ def open_encoder(
     options: dict[str, Any] = {"device": device, "batch_size": batch_size, "keep": keep}
     if not isinstance(model, str | Path):
         return ModelEncoder(model, {"model": None}, **options)
-    from recollect.inference.opening import open_model
+    from recollect.inference.models import open_model
 
     opened = open_model(str(model), weights=weights, download=download)
     if opened.remark is not None:
@@ -151,7 +155,7 @@ def open_encoder(
 
 def fingerprint(embedder: Embedder) -> str:
     """A SHA-256 over weights, preprocessing, and the parts of the model that have no weights."""
-    from recollect.inference.vector_store import weights_digest
+    from recollect.inference.store import weights_digest
 
     config, pixels = embedder.config, embedder.preprocessing
     facts = [

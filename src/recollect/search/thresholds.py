@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.files import make_folder_for, write_json
-from recollect.common.text import number_of
+from recollect.common.text import Remark, number_of
 from recollect.data import load
 from recollect.data.folder_layout import part_to_use
 from recollect.data.registry import refuse_two_meanings, without_missing
-from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys
-from recollect.inference.embedding_sets import files_as_set
-from recollect.inference.trained_on import is_unseen, read_trained_on
+from recollect.inference.store import KEY_BYTES, Keys, content_keys
+from recollect.inference.training_record import is_unseen, read_trained_on
+from recollect.inference.vectors import file_set
 from recollect.search.encoder import CALIBRATION, Encoder, embed_in_batches, open_encoder, shorten
 from recollect.search.files import list_images
 from recollect.search.index import Index
@@ -182,7 +182,7 @@ def calibrate_target(
     similar_rate: float = 5e-2,
     wait: float = 0.0,
     **opening: Any,
-) -> tuple[ThresholdCalibration, list[str]]:
+) -> tuple[ThresholdCalibration, list[Remark]]:
     """Measure thresholds and store them with a run, a saved embedder or an index.
 
     Args:
@@ -206,7 +206,7 @@ def calibrate_target(
         True
     """
     rates = {"same_rate": same_rate, "similar_rate": similar_rate}
-    remarks: list[str] = []
+    remarks: list[Remark] = []
     if is_index(target):
         with Index.open(target, model, **opening) as index:
             place = _place_of_model(index) if model is None else index.encoder.note.get("model")
@@ -237,9 +237,8 @@ def calibrate_target(
     if is_folder:
         write_json(file, calibration.as_dict())
     else:
-        remarks.append(
-            f"{target} is not a folder, so the thresholds are not stored: calibrate an index that uses it instead."
-        )
+        text = f"{target} is not a folder, so the thresholds are not stored: calibrate an index that uses it instead."
+        remarks.append(Remark(text))
     return calibration, remarks
 
 
@@ -264,7 +263,7 @@ def _place_of_model(index: Index) -> Any:
     return index.encoder.note.get("model") if is_path and Path(text).is_dir() else place
 
 
-def _indexed_vectors(index: Index, model: Any, remarks: list[str]) -> tuple[NDArray[np.float32], list[str]]:
+def _indexed_vectors(index: Index, model: Any, remarks: list[Remark]) -> tuple[NDArray[np.float32], list[str]]:
     items = [item for item in index.store.iterate(index.generation.number, vectors=True) if "label" in item.metadata]
     if not items:
         raise DataError(f"{index.address}: no image has a label; give labelled images with --data.")
@@ -277,14 +276,14 @@ def _indexed_vectors(index: Index, model: Any, remarks: list[str]) -> tuple[NDAr
 
 
 def _labelled_images(
-    data: str, root: str | Path | None, split: str, model: Any, remarks: list[str]
+    data: str, root: str | Path | None, split: str, model: Any, remarks: list[Remark]
 ) -> tuple[list[Any], list[str]]:
     """Images of classes that the model was not trained on, and their labels."""
     if root is None:
         refuse_two_meanings(data)
     if root is None and Path(data).exists():
         listing = list_images(data)
-        remarks += listing.remarks
+        remarks += map(Remark, listing.remarks)
         parts = {entry.metadata["split"] for entry in listing.images if "split" in entry.metadata}
         split = part_to_use(split, parts)
         kept = [
@@ -296,7 +295,7 @@ def _labelled_images(
             where = f" of the part {split!r}" if parts else ""
             raise DataError(f"{data}: no labelled images{where}. Give a folder with one folder per class.")
         paths, labels = [entry.path for entry in kept], [entry.metadata["label"] for entry in kept]
-        places = _unseen(labels, content_keys(files_as_set(paths)), "folder", model, remarks)
+        places = _unseen(labels, content_keys(file_set(paths)), "folder", model, remarks)
         return [paths[place] for place in places], [labels[place] for place in places]
     images = load(data, root, split, **without_missing(data, {}))
     labels = [images.class_names[label] for label in images.labels.tolist()]
@@ -305,7 +304,7 @@ def _labelled_images(
     return [images.path(place) if files else images.read(place) for place in places], [labels[p] for p in places]
 
 
-def _unseen(labels: list[str], keys: Keys, data: str, model: Any, remarks: list[str]) -> list[int]:
+def _unseen(labels: list[str], keys: Keys, data: str, model: Any, remarks: list[Remark]) -> list[int]:
     """Positions of the images whose classes the model was not trained on; of all where there are no others, with a warning."""
     known = read_trained_on(Path(str(model))) if model else None
     if known is None:
@@ -314,22 +313,23 @@ def _unseen(labels: list[str], keys: Keys, data: str, model: Any, remarks: list[
     kept = np.flatnonzero(unseen).tolist()
     trained = len({label for label, new in zip(labels, unseen.tolist(), strict=True) if not new})
     if not kept:
-        remarks.append(
-            "WARNING: the model was trained on all of these classes. On new ones, images of one class are less similar than "
-            "measured here: calibrate with --data FOLDER, a folder of classes that were held out."
+        text = (
+            "the model was trained on all of these classes. On new ones, images of one class are less similar than measured "
+            "here: calibrate with --data FOLDER, a folder of classes that were held out."
         )
+        remarks.append(Remark(text, warning=True))
         return list(range(len(labels)))
     if trained:
-        remarks.append(f"{number_of(trained, 'class was/classes were')} trained on and left out.")
+        remarks.append(Remark(f"{number_of(trained, 'class was/classes were')} trained on and left out."))
     return kept
 
 
 def _vectors(
-    encoder: Encoder, images: Sequence[Any], labels: list[str], remarks: list[str]
+    encoder: Encoder, images: Sequence[Any], labels: list[str], remarks: list[Remark]
 ) -> tuple[NDArray[np.float32], list[str]]:
     """Vectors and labels of the images that can be read."""
     vectors, bad = embed_in_batches(encoder, images)
     if bad:
-        remarks.append(f"{number_of(len(bad), 'image')} could not be read, and left out.")
+        remarks.append(Remark(f"{number_of(len(bad), 'image')} could not be read, and left out."))
     read = [place for place in range(len(images)) if place not in bad]
     return vectors[read], [labels[place] for place in read]

@@ -33,9 +33,9 @@ from recollect.config.automatic import choose_device
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.data import only_splits
-from recollect.inference.embedding_sets import embed_set
-from recollect.inference.evaluating import measure_labelled
-from recollect.inference.opening import make_embedder
+from recollect.inference.evaluate import measure_labelled
+from recollect.inference.models import make_embedder
+from recollect.inference.vectors import embed_set
 from recollect.studies.matrix import Cell, Matrix, Run
 from recollect.training.build import load_split
 from recollect.training.callbacks import TrainingStoppedError
@@ -212,7 +212,7 @@ def _measure_features(path: Path, config: Config) -> None:
     embedder = make_embedder(config.model, config.run.seed)
     found = embed_set(embedder, images, device=device, on_bad_image=config.data.on_bad_image)
     good = sorted(set(range(len(images))) - {bad.index for bad in found.skipped})
-    metrics = measure_labelled(found.vectors[good], images.labels[good], ks=(1, 2, 4, 8))
+    metrics = measure_labelled(found.rows[good], images.labels[good], ks=(1, 2, 4, 8))
     folder.update_manifest(
         **circumstances(device, 1),
         data={"name": config.data.name, "root": config.data.root, "fingerprints": {"test": images.fingerprint}},

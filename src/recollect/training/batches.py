@@ -21,8 +21,8 @@ from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet, Pipeline
 from recollect.data.image_set import Indices
 from recollect.data.transforms import LongerSide, make_augmentation
-from recollect.inference.features import SetRows, first_feature, part_rows, seconds_of_rows
-from recollect.inference.vector_store import Rows
+from recollect.inference.store import Rows
+from recollect.inference.vectors import SetRows, first_feature, part_rows, seconds_of_rows
 from recollect.models import Embedder
 
 

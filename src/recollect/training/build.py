@@ -25,7 +25,7 @@ from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
 from recollect.data.registry import without_missing
 from recollect.data.sources.revisited import SFM_NAME
-from recollect.inference.opening import make_embedder
+from recollect.inference.models import make_embedder
 from recollect.losses.matryoshka import prefix_lengths
 from recollect.losses.registry import create, describe
 from recollect.losses.trying_out import try_given, try_loss

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from recollect.common.errors import DataError, in_one_line
 from recollect.common.files import atomic_write
-from recollect.inference.run_files import CHECKPOINT_FORMAT, CHECKPOINT_REMEDY, read_checkpoint
+from recollect.inference.models import CHECKPOINT_FORMAT, CHECKPOINT_REMEDY, read_checkpoint
 from recollect.step.randomness import random_state, set_random_state
 from recollect.step.team import Team
 

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import RecollectError
 from recollect.common.images import BadImage
-from recollect.common.text import number_of
+from recollect.common.text import Remark, number_of
 from recollect.config.automatic import is_pretrained
 from recollect.config.schema import Config
 from recollect.data import ImageSet
 from recollect.evaluation import Evaluation, Verdict, evaluate, verdict
-from recollect.inference.content_keys import Keys, content_keys
-from recollect.inference.embedding_sets import Embedded, embed_set
-from recollect.inference.opening import make_embedder, open_start
-from recollect.inference.trained_on import TrainedOn, screen, trained_on
+from recollect.inference.models import load_initial_model, make_embedder
+from recollect.inference.store import Keys, content_keys
+from recollect.inference.training_record import TrainedOn, exclude_trained_classes, trained_on
+from recollect.inference.vectors import SetRows, embed_set
 from recollect.models import Embedder
 from recollect.training.build import Training
 from recollect.training.last_layer import start_last_layer, whitening_images
@@ -46,7 +46,7 @@ class JudgedTraining:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     skipped: list[BadImage] = field(default_factory=list)
     reason: str = ""
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
 
 
 def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, steps: int) -> JudgedTraining:
@@ -63,7 +63,7 @@ def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, s
         return JudgedTraining(reason="the network started from random weights")
     keys = content_keys(test)
     known = trained_on(train)
-    screened = screen(test, keys, known, "keep")
+    screened = exclude_trained_classes(test, keys, known, "keep")
     unseen = ~np.isin(np.array(test.class_names, object)[test.labels], screened.trained_classes)
     if not unseen.any():
         return JudgedTraining(reason="all images to test on were trained on")
@@ -71,15 +71,15 @@ def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, s
     device, frozen = embedder.device, config.model.freeze
     # The trained network first: with a frozen part its pass stores rows for the others.
     trained = _embedded(embedder, images, keys, frozen)
-    vectors = {"trained": trained.vectors}
-    vectors[PRETRAINED] = _embedded(open_start(config).embedder.to(device), images, keys, frozen).vectors
+    vectors = {"trained": trained.rows}
+    vectors[PRETRAINED] = _embedded(load_initial_model(config).embedder.to(device), images, keys, frozen).rows
     if steps and config.model.whitening == "all":
         start = make_embedder(config.model, config.run.seed).to(device).eval()
         closed_form = replace(config, run=replace(config.run, head_steps=0))
         chosen = whitening_images(closed_form, train)
         if chosen is not None:
             start_last_layer(closed_form, start, chosen, train)
-            vectors[START] = _embedded(start, images, keys, frozen).vectors
+            vectors[START] = _embedded(start, images, keys, frozen).rows
     read = np.all([np.isfinite(rows[:, 0]) for rows in vectors.values()], axis=0)
     labels = images.labels[read]
     if len(labels) < 2 or np.bincount(labels).max() < 2:
@@ -91,7 +91,7 @@ def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, s
     return JudgedTraining(verdicts, trained.skipped, remarks=_remarks(test, images, labels, known, keys))
 
 
-def _remarks(test: ImageSet, images: ImageSet, read: NDArray[np.int64], known: TrainedOn, keys: Keys) -> list[str]:
+def _remarks(test: ImageSet, images: ImageSet, read: NDArray[np.int64], known: TrainedOn, keys: Keys) -> list[Remark]:
     """Which held-out classes a verdict leaves out, and how many of its images were trained on.
 
     Args:
@@ -111,15 +111,15 @@ def _remarks(test: ImageSet, images: ImageSet, read: NDArray[np.int64], known: T
         (int((sizes == 1).sum()), "class with a single image/classes with a single image"),
     )
     said = "; ".join(number_of(count, words) for count, words in missing if count)
-    remarks = [f"not included: {said}"] if said else []
-    copies = screen(images, keys, known, "keep").trained_images
+    remarks = [Remark(f"not included: {said}")] if said else []
+    copies = exclude_trained_classes(images, keys, known, "keep").trained_images
     if copies:
         count = number_of(copies, "image of the held-out classes was/images of the held-out classes were")
-        remarks.append(f"WARNING: {count} trained on, in other classes")
+        remarks.append(Remark(f"{count} trained on, in other classes", warning=True))
     return remarks
 
 
-def _embedded(embedder: Embedder, images: ImageSet, keys: Any, frozen: str) -> Embedded:
+def _embedded(embedder: Embedder, images: ImageSet, keys: Any, frozen: str) -> SetRows:
     with torch.no_grad():
         return embed_set(embedder, images, keys=keys, frozen=frozen, on_bad_image="skip")
 

@@ -1,9 +1,9 @@
 """Initialises the last layer as a whitening of training images, and optionally trains it alone on stored features.
 
-For instance search the whitening is learned from pairs (``inference/whitening_sets.py``): from one class-balanced draw of
+For instance search the whitening is learned from pairs (``inference/whitening.py``): from one class-balanced draw of
 the training set, since the images used were never published, or from SfM-120k's lists. ``"all"`` uses every training image,
 by the covariance within classes (``models/whitening.py``): a closed form that needs no step. Features are stored as they
-are computed (``inference/vector_store.py``), so a run that is killed meanwhile continues from there; the layer is a function
+are computed (``inference/store.py``), so a run that is killed meanwhile continues from there; the layer is a function
 of the features and the seed, and is part of the first checkpoint.
 
 ``choose_start`` tries shrinkages and learning rates on classes held out from the training classes; test classes are not
@@ -30,9 +30,9 @@ from recollect.config.automatic import FEWEST_CLASSES, FEWEST_QUERIES, Choice, f
 from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet, class_disjoint_split
 from recollect.data.sources.revisited import SFM_NAME
-from recollect.inference.evaluating import measure_labelled
-from recollect.inference.features import head_inputs, part_rows
-from recollect.inference.whitening_sets import WhiteningSet
+from recollect.inference.evaluate import measure_labelled
+from recollect.inference.vectors import head_inputs, part_rows
+from recollect.inference.whitening import WhiteningSet
 from recollect.models import Embedder, whitening_from_classes
 from recollect.models.pooling import unit
 from recollect.models.whitening import ClassStatistics, Whitening, class_statistics

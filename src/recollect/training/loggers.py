@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, require
 from recollect.config.schema import RunConfig
-from recollect.inference.run_files import RunFiles
+from recollect.inference.models import RunFiles
 from recollect.training.callbacks import Callback, Guarded
 
 if TYPE_CHECKING:

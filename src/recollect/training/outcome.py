@@ -15,8 +15,8 @@ from recollect.config.resolve import with_changes
 from recollect.config.schema import Config, ModelConfig
 from recollect.data.registry import find_source
 from recollect.evaluation import Verdict
-from recollect.inference.run_files import refuse_moved
-from recollect.inference.trained_on import read_trained_on, refuse_foreign_images
+from recollect.inference.models import refuse_moved
+from recollect.inference.training_record import read_trained_on, refuse_foreign_images
 from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
 from recollect.training.build import load_split

@@ -20,7 +20,7 @@ from torch.nn import functional
 from recollect.common.machine import seconds_of
 from recollect.config.schema import Config
 from recollect.data.image_set import Indices
-from recollect.inference.evaluating import measure_labelled
+from recollect.inference.evaluate import measure_labelled
 from recollect.models.backbones import refusing_narrow
 from recollect.step.chunking import GraphWeight, graph_weight
 from recollect.step.model_inputs import call_model

@@ -13,7 +13,7 @@ from recollect.common.errors import ConfigError, DataError, StorageError
 from recollect.common.images import MAX_PIXELS
 from recollect.config.resolve import changeable_settings, with_changes, with_settings
 from recollect.config.schema import Config
-from recollect.inference.run_files import absolute_roots, refuse_moved, relative_roots
+from recollect.inference.models import absolute_roots, refuse_moved, relative_roots
 from recollect.training.run_folder import RunFolder, now
 
 logger = logging.getLogger(__name__)

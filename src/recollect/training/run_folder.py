@@ -53,8 +53,8 @@ from recollect.common.text import printable
 from recollect.config.resolve import absolute_names, as_mapping
 from recollect.config.schema import Config
 from recollect.data.image_files import counted
-from recollect.inference.run_files import END, TO_END, RunFiles, absolute_roots, absolute_weights
-from recollect.inference.trained_on import FILE as TRAINED_ON, TrainedOn, carry_record
+from recollect.inference.models import END, TO_END, RunFiles, absolute_roots, absolute_weights
+from recollect.inference.training_record import FILE as TRAINED_ON, TrainedOn, carry_record
 from recollect.models import Embedder
 from recollect.step.team import Team
 

@@ -30,9 +30,9 @@ from recollect.config.schema import Config
 from recollect.data import ImageSet, shard
 from recollect.data.image_set import Indices
 from recollect.data.sources.revisited import SFM_NAME
-from recollect.inference.embedding_sets import used_after_all
-from recollect.inference.run_files import absolute_roots, read_checkpoint, relative_roots
-from recollect.inference.trained_on import refuse_other_training_images, trained_on
+from recollect.inference.models import absolute_roots, read_checkpoint, relative_roots
+from recollect.inference.training_record import refuse_other_training_images, trained_on
+from recollect.inference.vectors import describe_unreadable
 from recollect.step.chunking import is_out_of_memory, out_of_memory
 from recollect.step.large_batch import StepInfo, large_batch_step
 from recollect.step.team import losing_no_process
@@ -260,7 +260,7 @@ class Trainer:
 
     def _say_used(self) -> None:
         """The line about files again, if some that the plan counted could not be read."""
-        if (said := used_after_all(self.training.sets.train, self._skipped())) is not None:
+        if (said := describe_unreadable(self.training.sets.train, self._skipped())) is not None:
             self.report(f"files      {said}")
 
     def _restore(self) -> None:

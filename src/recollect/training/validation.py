@@ -17,10 +17,9 @@ from recollect.common import plugins
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError
 from recollect.data import ImageSet, RevisitedBenchmark
-from recollect.evaluation.metrics import Metric, find_metric
-from recollect.inference.evaluating import measure_benchmark, measure_labelled
-from recollect.inference.features import run_network
-from recollect.inference.test_sets import EVERY_K
+from recollect.evaluation.metrics import TRACKED_KS, Metric, find_metric
+from recollect.inference.evaluate import measure_benchmark, measure_labelled
+from recollect.inference.vectors import run_network
 from recollect.step.team import Team
 from recollect.training.batches import Feed
 
@@ -72,7 +71,7 @@ def measure(
     labels = torch.from_numpy(watched.images.labels).to(device)[whole.labels]
     own = own_metric(select)
     # Without those that cannot fail: a query finds at most all other images.
-    ks = [k for k in EVERY_K if k < len(watched.images) - 1 or k == 1 or f"r@{k}" == select]
+    ks = [k for k in TRACKED_KS if k < len(watched.images) - 1 or k == 1 or f"r@{k}" == select]
     return measure_labelled(whole.embeddings, labels, ks=ks, more=[] if own is None else [own], distributed=shared)
 
 
@@ -95,7 +94,7 @@ def own_metric(select: str) -> Metric | None:
 def column_of(select: str) -> str:
     """The name of ``run.select`` among the metrics; for a metric at several k, that of the first k."""
     own = own_metric(select)
-    return select if own is None else next(iter(own.columns(EVERY_K)))
+    return select if own is None else next(iter(own.columns(TRACKED_KS)))
 
 
 def chosen_value(metrics: Mapping[str, float], name: str) -> float:

@@ -9,6 +9,7 @@ its result is shown and never computed again.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from recollect.common.text import number_of
 from recollect.config.schema import Config
 from recollect.data import ImageSet
 from recollect.data.registry import find_source
-from recollect.inference.evaluating import measure_and_keep
-from recollect.inference.opening import open_model
-from recollect.inference.test_sets import TestChoice, as_test_set
+from recollect.inference.evaluate import measure_and_keep
+from recollect.inference.models import open_model
+from recollect.inference.test_sets import as_test_set
 from recollect.training.build import load_split
 from recollect.training.run_folder import RunFolder
 from recollect.tuning.protocol import Protocol, final_config
@@ -124,9 +125,9 @@ def _test(folder: Path, config: Config, images: ImageSet) -> dict[str, float]:
     images before, and one broken photo must not end it after days.
     """
     device = None if config.run.device == "auto" else config.run.device
-    choice = TestChoice(config.data.name, config.data.root, images.split, config.data.options, skip_bad=True)
+    data = replace(config.data, test_split=images.split, on_bad_image="skip")
     # The search is over and the set belongs to the data set: no image is left out.
-    test = as_test_set(choice, images, folder, trained_classes="keep")
+    test = as_test_set(images, data, folder, trained_classes="keep")
     place = folder / "eval" / test.name
     if (place / "metrics.json").exists():
         known = read_json(place / "metrics.json", dict).get("metrics")

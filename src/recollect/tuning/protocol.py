@@ -21,7 +21,7 @@ from recollect.config.schema import Config
 from recollect.data import ImageSet, class_disjoint_split, only_splits
 from recollect.data.registry import find_source
 from recollect.data.sources.revisited import SFM_NAME
-from recollect.inference.test_sets import EVERY_K
+from recollect.evaluation.metrics import TRACKED_KS
 from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
 from recollect.training.batches import make_sampler
@@ -35,7 +35,7 @@ LOCAL = (
 """Settings that may differ between machines that share a study, besides those of ``CHANGEABLE``: they affect where and how fast
 a trial runs, not its result. The starting weights of the network are part of a study's identity by their content."""
 
-MEASURED = (*(f"r@{k}" for k in EVERY_K), "map@r")
+MEASURED = (*(f"r@{k}" for k in TRACKED_KS), "map@r")
 """Possible values of ``run.select`` when validating on held-out classes."""
 
 

@@ -1,12 +1,14 @@
-"""Rows by content on disk: part by part, checked, resumed after a kill, shared by processes."""
+"""Rows by content on disk: part by part, checked, resumed after a kill, shared; and the keys of images."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +17,13 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from recollect.common.errors import DataWarning
-from recollect.inference import vector_store
-from recollect.inference.vector_store import Places, Rows, VectorStore, weights_digest
+from recollect.common.files import cache_folder
+from recollect.data import ImageSet
+from recollect.inference import store
+from recollect.inference.store import Places, Rows, VectorStore, content_keys, set_digest, weights_digest
 
 
-def keys_of(numbers: list[int]) -> vector_store.Keys:
+def keys_of(numbers: list[int]) -> store.Keys:
     return np.array([list(number.to_bytes(16, "little")) for number in numbers], np.uint8).reshape(-1, 16)
 
 
@@ -63,8 +67,8 @@ def test_another_network_is_another_store(tmp_path: Path) -> None:
 
 def test_rows_of_any_shape(tmp_path: Path) -> None:
     maps = np.random.default_rng(0).normal(size=(3, 2, 5, 4)).astype(np.float32)
-    store = VectorStore({"of": "maps"}, tmp_path)
-    assert np.array_equal(store.rows(keys_of([0, 1, 2]), lambda places: maps[places]), maps)
+    vectors = VectorStore({"of": "maps"}, tmp_path)
+    assert np.array_equal(vectors.rows(keys_of([0, 1, 2]), lambda places: maps[places]), maps)
     again = VectorStore({"of": "maps"}, tmp_path)
     assert np.array_equal(again.rows(keys_of([2, 0]), lambda places: maps[:0]), maps[[2, 0]])
 
@@ -75,8 +79,8 @@ def test_rows_that_are_not_numbers_are_handed_on_and_not_kept(tmp_path: Path) ->
         rows[places == 1] = np.nan
         return rows
 
-    store = VectorStore({}, tmp_path)
-    rows = store.rows(keys_of([5, 6, 7, 6]), compute)
+    vectors = VectorStore({}, tmp_path)
+    rows = vectors.rows(keys_of([5, 6, 7, 6]), compute)
     assert np.isnan(rows).any(axis=1).tolist() == [False, True, False, True]
     assert VectorStore({}, tmp_path).known(keys_of([5, 6, 7])).tolist() == [True, False, True]
 
@@ -124,9 +128,9 @@ def test_damaged_parts_are_made_again_with_a_remark(tmp_path: Path, damage: str)
 
 def test_a_place_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    store = VectorStore({}, tmp_path / "file")
+    vectors = VectorStore({}, tmp_path / "file")
     with pytest.warns(DataWarning, match="not stored"):
-        rows = store.rows(keys_of([1, 2, 3]), Counting([1, 2, 3]), part=2)
+        rows = vectors.rows(keys_of([1, 2, 3]), Counting([1, 2, 3]), part=2)
     assert rows.tolist() == [[1, 2], [2, 3], [3, 4]]
 
 
@@ -134,7 +138,7 @@ _KILLED = """
 import os, signal, sys
 import numpy as np
 from pathlib import Path
-from recollect.inference.vector_store import VectorStore
+from recollect.inference.store import VectorStore
 numbers = np.arange(100)
 keys = np.array([list(int(n).to_bytes(16, "little")) for n in numbers], np.uint8)
 def compute(places):
@@ -185,7 +189,7 @@ def test_two_that_want_the_same_wait_for_each_other(tmp_path: Path) -> None:
 
 def test_large_results_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
-    monkeypatch.setattr(vector_store, "IN_MEMORY", 8)
+    monkeypatch.setattr(store, "IN_MEMORY", 8)
     numbers = [4, 5, 6]
     rows = VectorStore({}).rows(keys_of(numbers), Counting(numbers))
     assert isinstance(rows, np.memmap)
@@ -203,3 +207,127 @@ def test_the_digest_takes_weights_in_any_memory_order() -> None:
     with torch.no_grad():
         plain.weight[0, 0] += 1
     assert weights_digest(plain) != weights_digest(last)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+
+
+def files(root: Path, contents: dict[str, bytes], age: float = 100.0) -> ImageSet:
+    for name, content in contents.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, (time.time() - age, time.time() - age))
+    return ImageSet("x", list(contents), np.zeros(len(contents), np.int64), ["c"], root=root)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    read: list[bytes] = []
+    digest = store._file_digest
+
+    def counting(path: bytes) -> bytes | None:
+        read.append(path)
+        return digest(path)
+
+    monkeypatch.setattr(store, "_file_digest", counting)
+    return read
+
+
+def test_a_key_is_the_content_wherever_it_lies(tmp_path: Path) -> None:
+    one = files(tmp_path / "a", {"x.png": b"one", "y.png": b"two"})
+    other = files(tmp_path / "b", {"renamed/z.png": b"two", "q.png": b"one"})
+    assert content_keys(one)[0].tobytes() == hashlib.sha256(b"one").digest()[:16]
+    assert content_keys(one).tolist() == content_keys(other)[::-1].tolist()
+    assert set_digest(one, content_keys(one)) != set_digest(other, content_keys(other))
+
+
+def test_settled_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The time of change of an entry cannot be set back, so the clock is moved on instead.
+    real = time.time_ns
+    monkeypatch.setattr(store.time, "time_ns", lambda: real() + 10_000_000_000)
+    images = files(tmp_path / "a", {"x.png": b"one", "y.png": b"two"})
+    read = counted(monkeypatch)
+    first = content_keys(images)
+    assert len(read) == 2
+    assert content_keys(images).tolist() == first.tolist()
+    assert len(read) == 2
+    # Another content of the same length, with the old time of the content put back.
+    status = (tmp_path / "a" / "x.png").stat()
+    (tmp_path / "a" / "x.png").write_bytes(b"eno")
+    os.utime(tmp_path / "a" / "x.png", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert content_keys(images)[0].tobytes() == hashlib.sha256(b"eno").digest()[:16]
+    assert len(read) == 3
+
+
+def test_a_file_that_just_changed_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = files(tmp_path / "a", {"x.png": b"one"}, age=0)
+    read = counted(monkeypatch)
+    content_keys(images)
+    content_keys(images)
+    assert len(read) == 2
+
+
+def test_a_damaged_memory_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time_ns
+    monkeypatch.setattr(store.time, "time_ns", lambda: real() + 10_000_000_000)
+    images = files(tmp_path / "a", {"x.png": b"one"})
+    expected = content_keys(images)
+    path = cache_folder() / "content.sqlite"
+    for damage in (b"no database at all" * 100, path.read_bytes()[:1500], b""):
+        path.write_bytes(damage)
+        assert content_keys(images).tolist() == expected.tolist()
+    read = counted(monkeypatch)
+    content_keys(images)
+    content_keys(images)
+    assert len(read) <= 1, "and it is made again"
+    monkeypatch.setenv("RECOLLECT_CACHE", "/proc/nowhere")
+    assert content_keys(images).tolist() == expected.tolist()
+
+
+def test_what_cannot_be_read_has_a_key_of_its_own(tmp_path: Path) -> None:
+    images = files(tmp_path / "a", {"x.png": b"one", "gone.png": b"two", "pipe.png": b"three"})
+    (tmp_path / "a" / "gone.png").unlink()
+    (tmp_path / "a" / "pipe.png").unlink()
+    os.mkfifo(tmp_path / "a" / "pipe.png")  # would be waited for
+    found = content_keys(images)
+    assert len({key.tobytes() for key in found}) == 3
+
+
+def test_arrays_and_boxes() -> None:
+    pixels = np.zeros((3, 4, 4), np.uint8)
+    pixels[1] = 1
+    images = ImageSet("x", list("abc"), [0, 0, 0], ["c"], arrays=pixels)
+    found = content_keys(images)
+    assert found[0].tolist() == found[2].tolist() != found[1].tolist()
+    boxes = np.array([[0, 0, 2, 2], [np.nan] * 4, [0, 0, 3, 3]])
+    boxed = content_keys(ImageSet("x", list("abc"), [0, 0, 0], ["c"], arrays=pixels, boxes=boxes))
+    assert boxed[1].tolist() == found[1].tolist()
+    assert len({key.tobytes() for key in [*boxed, found[0]]}) == 4
+
+
+def test_images_without_files_are_known_by_their_pixels() -> None:
+    """Rows of a Hugging Face data set, or whatever gives images one by one."""
+    from recollect.data.hugging_face import from_hugging_face
+
+    class Rows(list):  # type: ignore[type-arg]
+        column_names = ("image", "label")
+
+        def __getitem__(self, key):  # type: ignore[no-untyped-def]
+            return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
+
+    pictures = [np.full((4, 4, 3), value, np.uint8) for value in (1, 2, 1)]
+    rows = Rows({"image": picture, "label": number} for number, picture in enumerate([*pictures, b"broken"]))
+    keys = content_keys(from_hugging_face(rows))
+    assert keys.shape == (4, 16)
+    assert (keys[0] == keys[2]).all()
+    assert len({key.tobytes() for key in keys}) == 3
+
+
+def test_a_file_too_large_to_be_an_image_is_not_hashed(tmp_path: Path) -> None:
+    images = files(tmp_path / "a", {"x.png": b"one"})
+    os.truncate(tmp_path / "a" / "x.png", 10**11)  # sparse: takes no room, and minutes to read
+    begun = time.process_time()
+    content_keys(images)
+    assert time.process_time() - begun < 5

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.files import make_folder_for
 from recollect.common.text import number_of
+from recollect.config.resolve import resolve
 from recollect.data import ImageSet, load, load_sfm_pairs
 from recollect.data.registry import without_missing
-from recollect.inference.embedding_sets import embed_set
-from recollect.inference.features import head_inputs
-from recollect.inference.opening import open_model
-from recollect.inference.test_sets import choose_test
-from recollect.inference.trained_on import carry_record
+from recollect.inference.models import open_model
+from recollect.inference.training_record import carry_record
+from recollect.inference.vectors import embed_set, head_inputs
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder, Whitening, whitening_from_pairs
 from recollect.models.saving import DESCRIPTION, refuse_saved
 from recollect.models.whitening import pairs_of_classes
@@ -63,7 +62,7 @@ class WhiteningSet:
             features = head_inputs(embedder, self.images, on_bad_image=on_bad_image)
         else:
             found = embed_set(embedder, self.images, scales=scales, on_bad_image=on_bad_image)
-            features = torch.from_numpy(np.array(found.vectors))
+            features = torch.from_numpy(np.array(found.rows))
         readable = torch.isfinite(features[:, 0])
         if self.pairs is None:
             queries, positives = pairs_of_classes(torch.from_numpy(self.images.labels)[readable], seed=seed)
@@ -119,14 +118,6 @@ def add_last_layer(
     return made
 
 
-def labelled_set(images: ImageSet) -> WhiteningSet:
-    """Labelled images to learn from: those of classes with a pair."""
-    kept = np.flatnonzero(np.bincount(images.labels)[images.labels] >= 2)
-    if not len(kept):
-        raise ConfigError(f"{images.name}: no class has two images, so there is no pair to learn a whitening from.")
-    return WhiteningSet(images.subset(kept))
-
-
 def whiten(
     model: str | Path,
     out: str | Path,
@@ -179,9 +170,13 @@ def whiten(
     if pairs is not None:
         chosen = WhiteningSet.from_sfm(pairs)
     else:
-        choice = choose_test(None, data=str(data), root=None if root is None else Path(root), split=split)
-        options = without_missing(choice.data, {}) if skip_bad else {}
-        chosen = labelled_set(load(choice.data, choice.root, split, **options))
+        settings = resolve(data=data, root=root).data
+        options = without_missing(settings.name, {}) if skip_bad else {}
+        images = load(settings.name, settings.root, split, **options)
+        paired = np.flatnonzero(np.bincount(images.labels)[images.labels] >= 2)
+        if not len(paired):
+            raise ConfigError(f"{images.name}: no class has two images, so there is no pair to learn a whitening from.")
+        chosen = WhiteningSet(images.subset(paired))
     logger.info(f"learning from {len(chosen.images):,} images")
     policy = "skip" if skip_bad else "error"
     scales = INSTANCE_SEARCH_SCALES if multiscale else None

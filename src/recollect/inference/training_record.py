@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.files import atomic_write
 from recollect.common.reading import parse_json, read_npz
-from recollect.common.text import number_of, some_names
+from recollect.common.text import Remark, number_of, some_names
 from recollect.data import ImageSet, load
-from recollect.inference.content_keys import KEY_BYTES, Keys, content_keys, set_digest
-from recollect.inference.run_files import RunFiles
+from recollect.inference.models import RunFiles
+from recollect.inference.store import KEY_BYTES, Keys, content_keys, set_digest
 from recollect.models.saving import MODEL
 
 FILE = "trained_on.npz"
@@ -41,7 +42,7 @@ class TrainedOn:
         data: the name of the data set. digest: of the whole training set, names and labels included.
         classes: names of the trained classes. validation_classes: of those that chose the weights.
         keys: contents of the training images, M × 16.
-        runs: how many trainings it records, see ``together``.
+        runs: how many trainings it records, see ``merge_records``.
     """
 
     data: str
@@ -100,7 +101,7 @@ def carry_record(source: Path, target: Path) -> None:
         known.write(target)
 
 
-def together(records: Sequence[TrainedOn]) -> TrainedOn:
+def merge_records(records: Sequence[TrainedOn]) -> TrainedOn:
     """One record of several trainings on the same data set, with what any of them was trained on."""
     first = records[0]
     if all((one.classes, one.validation_classes) == (first.classes, first.validation_classes) for one in records):
@@ -143,7 +144,7 @@ def load_by_record(
     """A split of a run's own data set. Of drawn classes, those that did or did not take part in its training.
 
     Which classes of a folder are for testing depends on all of its photos: after one more, others might be drawn. So if the
-    classes are not those of the run's record, they are taken from it, and ``Screened.remarks`` says so.
+    classes are not those of the run's record, they are taken from it, and ``ScreenedTestSet.remarks`` says so.
 
     Args:
         name, root, options: the data set, as in ``recollect.data.load``.
@@ -189,7 +190,7 @@ def refuse_other_training_images(run: Path, train: ImageSet) -> None:
 
 
 def load_whole(name: str, root: Path | str | None, options: Mapping[str, Any]) -> ImageSet:
-    """All classes of a data set of which a split was loaded before, with its warnings, which are not repeated."""
+    """Load every class of a data set, without repeating its warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)
         return load(name, root, "all", **options)
@@ -223,7 +224,7 @@ def refuse_foreign_images(run: Path, known: TrainedOn, images: ImageSet) -> str 
 
 
 @dataclass(frozen=True)
-class Screened:
+class ScreenedTestSet:
     """A test set compared with the training images of its run.
 
     Attributes:
@@ -232,7 +233,6 @@ class Screened:
         validation_classes: names of those that were used to choose the weights.
         trained_images: how many of ``images`` were trained on, by content.
         excluded: whether trained classes were left out.
-        by_name: those of ``trained_classes`` that have the name of one but none of its images.
     """
 
     images: ImageSet
@@ -241,7 +241,6 @@ class Screened:
     validation_classes: tuple[str, ...] = ()
     trained_images: int = 0
     excluded: bool = False
-    by_name: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for ``metrics.json``."""
@@ -254,50 +253,48 @@ class Screened:
             "trained_images": self.trained_images,
         }
 
-    def remarks(self) -> list[str]:
-        """Warnings; none for a test on unseen classes."""
-        said = []
-        if classes := self.images.facts.get("by_record"):
-            left = int(classes) - (len(self.trained_classes) if self.excluded else 0)
-            said.append(self._by_record(number_of(left, "class")))
-        if self.trained_classes:
-            told, of = some_names(self.trained_classes), "" if self.images.split == "train" else " of the test set"
-            if set(self.by_name) == set(self.trained_classes):
-                count = number_of(len(self.by_name), f"class{of} has the name/classes{of} have the names")
-                what = f"{count} of classes that were trained on ({told})"
+    def remarks(self) -> list[Remark]:
+        """What to know of the result; nothing for a test on unseen classes."""
+        remarks = []
+        facts, trained = self.images.facts, len(self.trained_classes)
+        if classes := facts.get("by_record"):  # the test classes differ from a fresh split
+            left = number_of(int(classes) - (trained if self.excluded else 0), "class")
+            if self.images.split == "train":
+                text = f"These are the {left} that took part in the training, not those that would be drawn now."
+            elif facts.get("records", 1) > 1:
+                text = (
+                    f"The runs were trained on different classes: the test uses the {left} that took no part in any "
+                    "training. recollect train --split-of RUN holds out the same classes as RUN."
+                )
             else:
-                count = number_of(len(self.trained_classes), f"class{of} was/classes{of} were")
-                what = f"{count} trained on ({told})"
-            left_out, them = ("It is", "it") if len(self.trained_classes) == 1 else ("They are", "them")
-            said.append(
-                f"WARNING: {what}. {left_out} left out of the result; recollect eval --trained-classes keep includes {them}."
+                text = (
+                    "The photos are no longer those of the training, so that other classes would be drawn for testing: the "
+                    f"test uses the {left} that took no part in the training."
+                )
+            remarks.append(Remark(text))
+        if trained:
+            of = "" if self.images.split == "train" else " of the test set"
+            count = number_of(trained, f"class{of} was/classes{of} were")
+            text = f"{count} trained on, by name or images ({some_names(self.trained_classes)})."
+            left_out, them = ("It is", "it") if trained == 1 else ("They are", "them")
+            text += (
+                f" {left_out} left out of the result; recollect eval --trained-classes keep includes {them}."
                 if self.excluded
-                else f"WARNING: {what}. The result does not show how well the model works on unseen classes."
+                else " The result does not show how well the model works on unseen classes."
             )
+            remarks.append(Remark(text, warning=True))
         if self.validation_classes:
             count = number_of(len(self.validation_classes), "class of the test set was/classes of the test set were")
-            said.append(f"{count} used to choose the weights; the result is slightly too good.")
-        if self.trained_images and (self.excluded or not self.trained_classes):
+            remarks.append(Remark(f"{count} used to choose the weights; the result is slightly too good."))
+        if self.trained_images and (self.excluded or not trained):
             count = number_of(self.trained_images, "image of the test set was/images of the test set were")
-            said.append(f"WARNING: {count} trained on, in other classes.")
-        return said
-
-    def _by_record(self, classes: str) -> str:
-        """Why the classes are others than those that would be drawn now; ``classes``: how many."""
-        if self.images.split == "train":
-            return f"These are the {classes} that took part in the training, not those that would be drawn now."
-        if self.images.facts.get("records", 1) > 1:
-            return (
-                f"The runs were trained on different classes: the test uses the {classes} that took no part in any training. "
-                "recollect train --split-of RUN holds out the same classes as RUN."
-            )
-        return (
-            "The photos are no longer those of the training, so that other classes would be drawn for testing: the test "
-            f"uses the {classes} that took no part in the training."
-        )
+            remarks.append(Remark(f"{count} trained on, in other classes.", warning=True))
+        return remarks
 
 
-def screen(images: ImageSet, keys: Keys, known: TrainedOn | None, trained_classes: str = "auto") -> Screened:
+def exclude_trained_classes(
+    images: ImageSet, keys: Keys, known: TrainedOn | None, trained_classes: str = "auto"
+) -> ScreenedTestSet:
     """Compare a test set with the training images of its run.
 
     Args:
@@ -312,28 +309,31 @@ def screen(images: ImageSet, keys: Keys, known: TrainedOn | None, trained_classe
     if trained_classes not in ("auto", "exclude", "keep"):
         raise ConfigError(f"--trained-classes {trained_classes}: choose auto, exclude or keep.")
     if known is None:
-        return Screened(images, keys)
-    names = np.array(images.class_names, object)
+        return ScreenedTestSet(images, keys)
     same_data = images.name == known.data
     seen = _contained(keys, known.keys)
-    trained, by_content = _seen_classes(
-        images.class_names, images.labels, keys, seen, known.classes if same_data else ()
-    )
-    others = int(((images.class_sizes > 0) & ~trained).sum())
-    exclude = trained_classes == "exclude" or (trained_classes == "auto" and others > 0)
-    found, named = (tuple(str(name) for name in names[which]) for which in (trained, trained & ~by_content))
-    if exclude and trained.any():
+    trained = _seen_classes(images.class_names, images.labels, keys, seen, known.classes if same_data else ())
+    others = ((images.class_sizes > 0) & ~trained).any()
+    exclude = bool(trained.any()) and (trained_classes == "exclude" or (trained_classes == "auto" and bool(others)))
+    names = np.array(images.class_names, object)
+    if exclude:
         if not others:
             raise ConfigError(
                 "every class of the test set was trained on: use --trained-classes keep to evaluate them."
             )
         left = np.flatnonzero(~trained[images.labels])
         images, keys, seen = images.subset(left), keys[left], seen[left]
-    validating = tuple(name for name in _classes(images) if same_data and name in known.validation_classes)
-    return Screened(images, keys, found, validating, int(seen.sum()), bool(exclude and found), named)
+    return ScreenedTestSet(
+        images,
+        keys,
+        tuple(names[trained].tolist()),
+        tuple(name for name in _classes(images) if same_data and name in known.validation_classes),
+        int(seen.sum()),
+        exclude,
+    )
 
 
-def is_unseen(labels: Sequence[str], keys: Keys, data: str, known: TrainedOn) -> np.typing.NDArray[np.bool_]:
+def is_unseen(labels: Sequence[str], keys: Keys, data: str, known: TrainedOn) -> NDArray[np.bool_]:
     """Which images are of a class that took no part in a training, by its name or its images.
 
     Args:
@@ -345,37 +345,30 @@ def is_unseen(labels: Sequence[str], keys: Keys, data: str, known: TrainedOn) ->
     names, numbers = np.unique(np.asarray(labels, object).astype(str), return_inverse=True)
     seen = _contained(keys, known.keys)
     took_part = known.classes | known.validation_classes if data == known.data else ()
-    trained, _ = _seen_classes(names.tolist(), numbers, keys, seen, took_part)
+    trained = _seen_classes(names.tolist(), numbers, keys, seen, took_part)
     return ~trained[numbers]
 
 
 def _seen_classes(
-    names: Sequence[str],
-    labels: np.typing.NDArray[np.int64],
-    keys: Keys,
-    seen: np.typing.NDArray[np.bool_],
-    known: Collection[str],
-) -> tuple[np.typing.NDArray[np.bool_], np.typing.NDArray[np.bool_]]:
-    """Which classes were trained on, and which of them have trained images.
+    names: Sequence[str], labels: NDArray[np.int64], keys: Keys, seen: NDArray[np.bool_], known: Collection[str]
+) -> NDArray[np.bool_]:
+    """Which classes were trained on: those ``known`` by name, and those with at least half of their images ``seen``.
 
-    They are those ``known`` by name, and those with at least half of their images ``seen``; copies of one file count once,
-    since they may be a broken download that is everywhere.
+    Copies of one file count once, since they may be a broken download that is everywhere.
     """
-    rows = np.unique(
-        np.column_stack([labels.astype("<i8").view(np.uint8).reshape(-1, 8), keys]), axis=0, return_index=True
-    )
-    first = rows[1]
+    rows = np.column_stack([labels.astype("<i8").view(np.uint8).reshape(-1, 8), keys])
+    first = np.unique(rows, axis=0, return_index=True)[1]
     sizes = np.bincount(labels[first], minlength=len(names))
     counts = np.bincount(labels[first], weights=seen[first], minlength=len(names))
     by_name = np.array([name in known for name in names], bool)
-    found: np.typing.NDArray[np.bool_] = (by_name | (counts >= 0.5 * sizes)) & (sizes > 0)
-    return found, counts > 0
+    trained: NDArray[np.bool_] = (by_name | (counts >= 0.5 * sizes)) & (sizes > 0)
+    return trained
 
 
 def _classes(images: ImageSet) -> Sequence[str]:
     return [images.class_names[label] for label in np.unique(images.labels).tolist()]
 
 
-def _contained(keys: Keys, others: Keys) -> np.typing.NDArray[np.bool_]:
+def _contained(keys: Keys, others: Keys) -> NDArray[np.bool_]:
     known = {key.tobytes() for key in others}
     return np.array([key.tobytes() in known for key in keys], bool)

@@ -15,19 +15,18 @@ from typer.testing import CliRunner
 from recollect.cli.main import app
 from recollect.common.errors import ConfigError, DataError
 from recollect.data import ImageSet, load
-from recollect.inference.content_keys import content_keys
-from recollect.inference.evaluating import measure_and_keep
-from recollect.inference.opening import open_model
-from recollect.inference.run_files import RunFiles
-from recollect.inference.test_sets import choose_test, load_test
-from recollect.inference.trained_on import (
+from recollect.inference.evaluate import measure_and_keep
+from recollect.inference.models import open_model
+from recollect.inference.store import content_keys
+from recollect.inference.test_sets import load_test
+from recollect.inference.training_record import (
     FILE,
-    Screened,
+    ScreenedTestSet,
+    exclude_trained_classes,
     is_unseen,
     load_by_record,
     read_trained_on,
     refuse_other_training_images,
-    screen,
     split_of,
     trained_on,
 )
@@ -54,9 +53,9 @@ def fitted(root: Path, out: Path, **settings: object) -> Path:
     return train(small_config(root, **{"run.epochs": 1, **settings}), out).folder
 
 
-def screened(root: Path, split: str, run: Path, how: str = "auto") -> Screened:
+def screened(root: Path, split: str, run: Path, how: str = "auto") -> ScreenedTestSet:
     images = load("folder", root, split)
-    return screen(images, content_keys(images), read_trained_on(run), how)
+    return exclude_trained_classes(images, content_keys(images), read_trained_on(run), how)
 
 
 def evaluated(*arguments: object) -> tuple[dict[str, object], str]:
@@ -295,14 +294,14 @@ def test_empty_and_equally_broken_files_are_not_photos_that_were_trained_on(phot
             (folder / f"page{number}.png").write_text("<html>not found</html>")
     everything = load("folder", photos, "all")
     one, other = (everything.of_classes([everything.class_names.index(folder.name)]) for folder in (trained, tested))
-    found = screen(other, content_keys(other), trained_on(one))
+    found = exclude_trained_classes(other, content_keys(other), trained_on(one))
     assert found.trained_classes == ()
     assert found.trained_images == 9, "copies of the page, by content; empty files are of no content"
 
 
 def test_measuring_a_run_again_replaces_its_result(photos: Path, tmp_path: Path) -> None:
     run = fitted(photos, tmp_path / "run")
-    found = [measure_and_keep(open_model(run), load_test(choose_test(RunFiles(run)), run)) for _ in range(2)]
+    found = [measure_and_keep(open_model(run), load_test(run)) for _ in range(2)]
     assert found[0] == found[1]
 
 
@@ -321,7 +320,7 @@ def test_a_class_of_the_same_name_in_another_folder_is_said_to_be_that(photos: P
     assert known is not None
     same = known.classes & set(load("folder", tmp_path / "others", "all").class_names)
     assert found["source"]["trained_classes"] == len(same) > 0
-    assert "of classes that were trained on" in said
+    assert "trained on, by name or images" in said
 
 
 def test_a_set_of_trained_classes_only_is_measured_and_announced(photos: Path, tmp_path: Path) -> None:
@@ -360,7 +359,7 @@ def test_renamed_classes_and_single_photos_are_known_by_content(photos: Path, tm
     found = screened(test, "all", run)
     assert found.trained_classes == ("renamed",)
     assert found.trained_images == 1
-    assert any("1 image of the test set was trained on" in remark for remark in found.remarks())
+    assert any("1 image of the test set was trained on" in remark.text for remark in found.remarks())
 
 
 def test_other_data_sets_have_classes_of_their_own(photos: Path, tmp_path: Path) -> None:
@@ -368,7 +367,7 @@ def test_other_data_sets_have_classes_of_their_own(photos: Path, tmp_path: Path)
     pixels = np.random.default_rng(0).integers(0, 255, (4, 8, 8), np.uint8)
     names = list(load("folder", photos, "train").class_names)[:2]
     named = ImageSet("other", list("abcd"), [0, 0, 1, 1], names, arrays=pixels)
-    found = screen(named, content_keys(named), read_trained_on(run))
+    found = exclude_trained_classes(named, content_keys(named), read_trained_on(run))
     assert found.trained_classes == ()
     assert len(found.images) == 4
 
@@ -404,7 +403,7 @@ def coloured(*classes: tuple[str, list[int]]) -> ImageSet:
 def test_a_class_counts_as_trained_if_at_least_half_of_its_photos_were(photos_of_it: list[int], counts: bool) -> None:
     known = trained_on(coloured(("a", [1, 2, 3]), ("b", [4, 5])))
     tested = coloured(("renamed", photos_of_it), ("new", [11, 12]))
-    found = screen(tested, content_keys(tested), known, "keep")
+    found = exclude_trained_classes(tested, content_keys(tested), known, "keep")
     assert found.trained_classes == (("renamed",) if counts else ())
     unseen = is_unseen([tested.class_names[label] for label in tested.labels], content_keys(tested), "photos", known)
     assert unseen.tolist() == [not counts] * len(photos_of_it) + [True, True]
@@ -422,8 +421,11 @@ def test_classes_that_chose_the_weights_are_not_unseen(photos: Path) -> None:
     assert is_unseen(labels, no_copies, "other", known).all(), "another data set has classes of its own"
     test = load_by_record("folder", photos, "test", known, {"class_split": "balanced"})
     assert {test.class_names[label] for label in test.labels} == set(names[5:])
-    found = screen(everything, content_keys(everything), known)
+    found = exclude_trained_classes(everything, content_keys(everything), known)
     assert found.validation_classes == (names[3], names[4])
     chose_them = "2 classes of the test set were used to choose the weights"
-    assert any(chose_them in remark for remark in found.remarks())
-    assert not any("choose the weights" in remark for remark in screen(test, content_keys(test), known).remarks())
+    assert any(chose_them in remark.text for remark in found.remarks())
+    assert not any(
+        "choose the weights" in remark.text
+        for remark in exclude_trained_classes(test, content_keys(test), known).remarks()
+    )

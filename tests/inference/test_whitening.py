@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from recollect.cli.main import app
 from recollect.common.errors import ConfigError, ImageError
 from recollect.config.resolve import resolve
-from recollect.inference.features import head_inputs
-from recollect.inference.opening import make_embedder
-from recollect.inference.trained_on import TrainedOn, read_trained_on
-from recollect.inference.whitening_sets import WhiteningSet, add_last_layer
+from recollect.inference.models import make_embedder
+from recollect.inference.training_record import TrainedOn, read_trained_on
+from recollect.inference.vectors import head_inputs
+from recollect.inference.whitening import WhiteningSet, add_last_layer
 from recollect.models import Embedder, whitening_from_pairs
 from recollect.training.last_layer import whitening_images
 

@@ -1,0 +1,497 @@
+"""Opens the network that a user names: a run, a saved embedder or an initialisation; and reads run folders.
+
+``open_model`` is the one rule for every command. For a finished run it opens the embedder in its folder ``model``; if that
+is incomplete, it is refused and never replaced by other weights. For an unfinished run it uses the last checkpoint, and
+``remark`` says so. For a name it opens the pre-trained network without training, as in the recipes of *init* rows.
+``load_initial_model`` returns the weights that a run started from. ``load``, ``embed`` and ``export_onnx`` are functions of
+the Python API. ``training/run_folder.py`` writes what ``RunFiles`` reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recollect.common import plugins
+from recollect.common.errors import ConfigError, DataError, DataWarning
+from recollect.common.files import sha256
+from recollect.common.reading import parse_yaml, read_json, read_torch, read_yaml_text
+from recollect.config.automatic import is_pretrained
+from recollect.config.resolve import from_mapping, missing_groups, untrusted_names
+from recollect.config.schema import Config, DataConfig, ModelConfig
+from recollect.data import ImageSet, list_images
+from recollect.models import Embedder, onnx_export
+from recollect.models.hub import hub_folder, is_hub_address, parse_address
+from recollect.models.saving import DESCRIPTION, MODEL, TENSORS
+from recollect.models.zoo import find
+
+logger = logging.getLogger(__name__)
+
+TO_END, END = ", up to the line of its end.", "# The end."
+"""Start and end of a ``config.yaml``, by which a truncated one is recognized; files of earlier versions do not have them."""
+
+CHECKPOINT_FORMAT = 1
+CHECKPOINT_REMEDY = (
+    "Restore it from a complete copy, or remove checkpoints/last.pt: the run then starts again from its first step."
+)
+_MANIFEST_GROUPS = ("versions", "machine", "data", "weights", "plan", "outcome", "pruned", "verdicts")
+
+
+class RunFiles:
+    """Paths of a run, and the content of its small files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.manifest_file = path / "manifest.json"
+        self.last = path / "checkpoints" / "last.pt"
+        self.model = path / "model"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether there is a run."""
+        return self.config_file.is_file()
+
+    def read_config(self) -> Config:
+        """The run's configuration, with the current folder of its images and with its references sealed.
+
+        The folder of the images is the recorded one, or the one relative to the run if both were moved together.
+
+        Raises:
+            DataError: the file is incomplete: missing settings would silently get defaults. ConfigError: it is not
+                valid.
+        """
+        text = read_yaml_text(self.config_file)
+        values = parse_yaml(text, str(self.config_file))
+        missing = missing_groups(values) if isinstance(values, Mapping) else ["everything"]
+        if TO_END in text.partition("\n")[0] and f"\n{END}" not in text:
+            missing = missing or ["the end"]
+        if missing:
+            raise DataError(
+                f"{self.config_file}: incomplete, {', '.join(missing)} is missing. Restore it from a complete copy; a run is "
+                "not resumed with other settings than its own."
+            )
+        config = untrusted_names(from_mapping(values, str(self.config_file)))
+        try:
+            relative = self.read_manifest().get("data", {}).get("relative") or {}
+        except DataError:
+            relative = {}  # reported by the callers that need the manifest
+        changes: dict[str, Any] = {}
+        for name in ("root", "validation_root"):
+            root = getattr(config.data, name)
+            if root is not None and name in relative and not Path(root).expanduser().exists():
+                moved = Path(os.path.normpath(self.path.absolute() / relative[name]))
+                changes[name] = str(moved) if moved.exists() else root
+        if config.data.name == "folder":  # which folders are the classes was settled when the run was trained
+            changes["options"] = {**config.data.options, "nested": True}
+        return replace(config, data=replace(config.data, **changes))
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The content of ``manifest.json``; empty if there is none.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        if not self.manifest_file.exists():
+            return {}
+        content: dict[str, Any] = read_json(self.manifest_file, dict)
+        for group in _MANIFEST_GROUPS:
+            if content.get(group, {}) is None:
+                del content[group]
+            elif not isinstance(content.get(group, {}), dict):
+                raise DataError(
+                    f"{self.manifest_file}: {group} is not what recollect writes. Restore it from a complete copy."
+                )
+        return content
+
+    @property
+    def finished(self) -> bool:
+        """Whether training finished."""
+        return isinstance(self.read_manifest().get("outcome"), Mapping)
+
+
+def refuse_moved(data: DataConfig) -> None:
+    """Check that the folder of a run's images is there.
+
+    Raises:
+        DataError: it is not; the message says how to name another.
+    """
+    if data.root is not None and not Path(data.root).expanduser().exists():
+        what = "name their list" if Path(data.root).suffix else "name their folder"
+        raise DataError(f"the run's images are no longer in {data.root}: {what} with --root.")
+
+
+def absolute_roots(data: DataConfig) -> DataConfig:
+    """``data`` with its folders as absolute paths, as ``config.yaml`` keeps them: a run is used from any folder."""
+    return replace(data, root=_absolute(data.root), validation_root=_absolute(data.validation_root))
+
+
+def absolute_weights(model: ModelConfig) -> ModelConfig:
+    """``model`` with an absolute path of its starting weights, for the same reason."""
+    return model if model.weights in (None, "none") else replace(model, weights=_absolute(model.weights))
+
+
+def _absolute(root: str | None) -> str | None:
+    # Links are not resolved: the user chose that name.
+    return None if root is None else os.path.abspath(Path(root).expanduser())  # noqa: PTH100
+
+
+def relative_roots(data: DataConfig, run: Path) -> dict[str, str]:
+    """The same folders as seen from the run, for ``manifest.json``."""
+    relative: dict[str, str] = {}
+    for name in ("root", "validation_root"):
+        if (root := getattr(data, name)) is not None:
+            try:
+                relative[name] = Path(os.path.relpath(Path(root).expanduser(), run)).as_posix()
+            except ValueError:  # another drive
+                continue
+    return relative
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint with at least a model's weights, on the CPU; no code in the file is ever run.
+
+    Raises:
+        DataError: it cannot be read, or is not a checkpoint.
+    """
+    try:
+        content = read_torch(path)
+    except DataError as error:
+        raise DataError(f"{error} {CHECKPOINT_REMEDY}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise DataError(f"{path}: not a checkpoint with a model. {CHECKPOINT_REMEDY}")
+    if content.get("format") != CHECKPOINT_FORMAT:
+        raise DataError(
+            f"{path}: checkpoint format {content.get('format')} is not {CHECKPOINT_FORMAT}, the one known here."
+        )
+    return content
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """An opened model and where it came from.
+
+    Attributes:
+        embedder: in evaluation mode.
+        name: short, for titles.
+        weights: which weights these are, in a few words.
+        source: its record in results: ``model``, and ``sha256`` of the weights or ``weights``, the user's choice of them.
+        folder: of the run or the embedder; None for an initialisation.
+        run: the run it comes from, if any. config: its settings, if they can be read.
+        remark: a message for the user, if any.
+    """
+
+    embedder: Embedder
+    name: str
+    weights: str
+    source: dict[str, str | None]
+    folder: Path | None = None
+    run: RunFiles | None = None
+    config: Config | None = None
+    remark: str | None = None
+
+    @property
+    def frozen(self) -> str | None:
+        """The stage up to which training froze the network."""
+        return None if self.config is None else self.config.model.freeze
+
+    @property
+    def results(self) -> Path:
+        """The default folder for results of evaluations."""
+        kind = "hub" if is_hub_address(self.source.get("model")) else "init"
+        return (self.folder or Path("runs") / f"{kind}-{self.name}") / "eval"
+
+
+def open_model(
+    model: str | Path,
+    *,
+    weights: str | None = None,
+    download: bool = False,
+    device: str | torch.device | None = None,
+    recipe: Config | None = None,
+    dim: int | None = None,
+) -> LoadedModel:
+    """Open a run, a saved embedder or an initialisation.
+
+    Args:
+        model: the folder of a run, the folder of an embedder, ``hf://user/name`` of the Hugging Face Hub, or a name of
+            ``recollect models`` (or ``timm:…``).
+        weights: file or folder of an initialisation's weights.
+        download: download them if they are missing.
+        device: the device; the CPU by default.
+        recipe: settings for an initialisation; by default its plain features are used.
+        dim: shorten its vectors to this many numbers (``Embedder.shortened``).
+
+    Raises:
+        DataError: no such folder, or neither a run nor an embedder. WeightsError: the weights are missing or damaged.
+        ConfigError: an unknown initialisation, or one with random weights; ``weights`` for anything else.
+    """
+    path, text = Path(model), str(model)
+    if weights is not None and (is_hub_address(model) or path.is_dir()):
+        raise ConfigError(f"{model} has weights of its own: remove --weights {weights}, which is for initialisations.")
+    if is_hub_address(model):
+        name = parse_address(text).repository.replace("/", "--")
+        folder, address = hub_folder(text, download=download)
+        embedder = Embedder.load(folder)
+        loaded = LoadedModel(embedder, name, address, {"model": address, "sha256": _recorded_digest(folder)})
+    elif path.is_dir() and RunFiles(path).is_run:
+        loaded = _open_run(RunFiles(path))
+    elif path.is_dir():
+        folder = path if (path / DESCRIPTION).is_file() else path / MODEL
+        if not (folder / DESCRIPTION).is_file():
+            raise DataError(
+                f"{path} is neither a run (it has no config.yaml) nor a saved embedder (it has no {DESCRIPTION})."
+            )
+        embedder = Embedder.load(path)
+        source: dict[str, str | None] = {"model": str(path.resolve()), "sha256": _recorded_digest(folder)}
+        loaded = LoadedModel(embedder, path.resolve().name, "trained", source, path)
+    else:
+        loaded = _open_initialisation(model, weights, download, recipe)
+    if dim is not None:
+        loaded = dataclasses.replace(loaded, embedder=loaded.embedder.shortened(dim))
+    if device is not None:
+        loaded.embedder.to(device)
+    loaded.embedder.eval()
+    return loaded
+
+
+def _recorded_digest(folder: Path) -> str:
+    """The SHA-256 of an embedder's weights, which ``Embedder.load`` compares with the file."""
+    return str(read_json(folder / DESCRIPTION, dict)["sha256"][TENSORS])
+
+
+def _open_run(run: RunFiles) -> LoadedModel:
+    path, outcome = run.path, run.read_manifest().get("outcome")
+    if outcome is None and not (run.model / DESCRIPTION).is_file():
+        return _open_checkpoint(run)
+    missing = [name for name in (TENSORS, DESCRIPTION) if not (run.model / name).is_file()]
+    if missing:
+        raise DataError(
+            f"{path}: the run is finished, but {run.model / missing[0]} is missing. Restore it from a copy; "
+            "other weights are never used instead."
+        )
+    try:
+        config = run.read_config()
+    except (ConfigError, DataError):
+        config = None  # a finished model does not need it
+    step = None if outcome is None else outcome.get("chosen_step")
+    weights = "trained" if step is None else f"weights of step {step:,}"
+    if step == 0 and config is not None and config.model.whitening is not None:
+        weights = "last layer as a whitening, without a step"
+    init = None if config is None else config.model.init
+    embedder = Embedder.load(run.model, backbone=init if init is not None and plugins.is_reference(init) else None)
+    source: dict[str, str | None] = {"model": str(path.resolve()), "sha256": _recorded_digest(run.model)}
+    return LoadedModel(embedder, path.resolve().name, weights, source, path, run, config)
+
+
+def _open_checkpoint(run: RunFiles) -> LoadedModel:
+    path, config = run.path, run.read_config()
+    if not run.last.is_file():
+        raise DataError(
+            f"{path}: the run has neither a model nor a checkpoint yet. Resume it with recollect train --resume {path}."
+        )
+    # Without its pre-trained weights, which the checkpoint replaces anyway and which may be missing.
+    embedder = make_embedder(dataclasses.replace(config.model, weights="none"), config.run.seed)
+    content = read_checkpoint(run.last)
+    try:
+        embedder.load_state_dict(content["model"])
+    except RuntimeError as error:
+        raise DataError(f"{run.last}: not a checkpoint of this network ({str(error).splitlines()[0]}).") from error
+    step = (content.get("progress") or {}).get("step")
+    words = "the last checkpoint" if step is None else f"the last checkpoint, after step {step:,},"
+    return LoadedModel(
+        embedder,
+        path.resolve().name,
+        "last checkpoint of an unfinished run",
+        {"model": str(path.resolve()), "sha256": sha256(run.last)},
+        path,
+        run,
+        config,
+        f"{path} is not finished: {words} is used ({run.last}).",
+    )
+
+
+def _open_initialisation(model: str | Path, weights: str | None, download: bool, recipe: Config | None) -> LoadedModel:
+    name = str(model)
+    is_path = ("/" in name or "\\" in name) and not name.startswith("timm:") and not plugins.is_reference(name)
+    if isinstance(model, Path) or is_path:
+        raise DataError(f"{model}: no such run or folder of a saved embedder.")
+    try:
+        pretrained = find(name).pretrained and weights != "none"
+    except ConfigError as error:
+        raise ConfigError(f"{name!r} is neither a folder nor an initialisation: {error}") from error
+    if recipe is not None and recipe.model.init == name:
+        settings = recipe.model
+        settings = replace(settings, weights=weights or settings.weights, download=download or settings.download)
+        embedder = make_embedder(settings, recipe.run.seed)
+    elif not pretrained:
+        # Its weights differ each time it is created, so its vectors could not be compared with earlier ones.
+        raise ConfigError(f"{name} without training has random weights: train it first, and give the run.")
+    else:
+        embedder = Embedder.create(name, weights=weights, dim=None, download=download)
+    source = {"model": name, "weights": weights}
+    return LoadedModel(embedder, name, f"{name} without training", source, config=recipe)
+
+
+def load_initial_model(config: Config) -> LoadedModel:
+    """The network that a run started from. A pre-trained network is returned without the new, random last layer."""
+    model, words = config.model, f"{config.model.init}, random weights"
+    if is_pretrained(model):
+        words = f"{model.init} without training, without the new last layer"
+        model = replace(model, dim=None, pooling=None, layer_norm=None, l2_before_head=None)
+    embedder = make_embedder(model, config.run.seed).eval()
+    return LoadedModel(embedder, "init", words, {"model": model.init, "weights": model.weights}, config=config)
+
+
+def make_embedder(model: ModelConfig, seed: int, module: nn.Module | None = None) -> Embedder:
+    """The embedder of a configuration at the start of training, with seeded new layers; ``module``: its backbone."""
+    torch.manual_seed(seed)
+    return Embedder.create(
+        model.init if module is None else module,
+        options=model.options,
+        weights=model.weights,
+        dim=model.dim,
+        pooling=model.pooling,
+        p=model.p,
+        learn_p=model.learn_p,
+        layer_norm=model.layer_norm,
+        l2_before_head=model.l2_before_head,
+        batch_norm=model.batch_norm,
+        size=model.image_size,
+        resize=model.resize,
+        interpolation=model.interpolation,
+        normalization=model.normalization,
+        download=model.download,
+    )
+
+
+def load(
+    model: str | Path,
+    *,
+    weights: str | None = None,
+    download: bool = False,
+    device: str | torch.device | None = None,
+    backbone: str | nn.Module | None = None,
+    trust: bool = False,
+) -> Embedder:
+    """Open a model: a run, a saved embedder, or an initialisation by name.
+
+    Args:
+        model: the folder of a run (finished or not), the folder of a saved embedder, or a name of ``recollect models``.
+        weights: file or folder of an initialisation's weights. download: download them if they are missing.
+        device: the device; the CPU by default.
+        backbone: for a model with your own backbone: the reference to it, or the untrained module.
+        trust: run the code that the folder names as its backbone. Only for folders whose origin you know.
+
+    Returns:
+        The embedder, in evaluation mode.
+
+    Raises:
+        DataError: there is no such run or embedder. WeightsError: the weights are missing or damaged.
+        ConfigError: an unknown initialisation, or your own backbone that is neither given nor trusted.
+
+    Example:
+        >>> load("run").dim
+        128
+    """
+    with plugins.trusting(trust):
+        if backbone is not None:
+            return Embedder.load(model, device, backbone=backbone)
+        loaded = open_model(model, weights=weights, download=download, device=device)
+    if loaded.remark is not None:
+        logger.warning(loaded.remark)
+    return loaded.embedder
+
+
+def embed(
+    model: Embedder | str | Path,
+    images: str | Path | Iterable[Any] | ImageSet | Tensor,
+    *,
+    batch_size: int = 64,
+    device: str | torch.device | None = None,
+    on_bad_image: str = "error",
+    progress: bool = True,
+) -> Tensor:
+    """Vectors of images: N × dim float32 of length 1, row i for image i.
+
+    Args:
+        model: an embedder, or what ``recollect.load`` takes.
+        images: a folder, a file, or a list of them; a sequence of bytes, PIL images or uint8 arrays; an ``ImageSet``; or a
+            preprocessed tensor. With folders, the rows are in the order of ``recollect.data.list_images``, and an image that is
+            given twice has one row.
+        batch_size: images per batch.
+        device: where to compute; None for the embedder's device.
+        on_bad_image: ``"error"`` raises the first unreadable file's error; ``"skip"`` sets its row to NaN.
+        progress: show a progress line on a terminal.
+
+    Example:
+        >>> import numpy as np
+        >>> embed(Embedder.create("tiny"), [np.zeros((32, 32, 3), np.uint8)], progress=False).shape
+        torch.Size([1, 128])
+    """
+    embedder = model if isinstance(model, Embedder) else load(model)
+    paths: Any = [images] if isinstance(images, str | Path) else images
+    folders = isinstance(paths, list | tuple) and any(isinstance(p, str | Path) and Path(p).is_dir() for p in paths)
+    if folders or paths is not images:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)  # about labels, which vectors do not have
+            paths = list_images(paths).paths
+    return embedder.embed(
+        paths,
+        batch_size=batch_size,
+        device=device,
+        on_bad_image=on_bad_image,  # type: ignore[arg-type]
+        progress=progress,
+    )
+
+
+def export_onnx(
+    model: Embedder | str | Path,
+    path: str | Path,
+    *,
+    dim: int | None = None,
+    download: bool = False,
+    overwrite: bool = False,
+) -> float:
+    """Write an embedder as ONNX, checked against the original, and a Python file with its preprocessing next to it.
+
+    Args:
+        model: an embedder, or what ``recollect.load`` takes.
+        path: the ONNX file to write.
+        dim: shorten its vectors to this many numbers.
+        download: download weights that are not on this machine.
+        overwrite: replace existing files.
+
+    Returns:
+        The largest difference between the two on random images.
+
+    Raises:
+        ConfigError: the model cannot be exported. InputError: ``path`` exists. MissingExtraError: onnx is not installed.
+
+    Example:
+        >>> export_onnx("run", "run.onnx", dim=64) < 1e-3
+        True
+    """
+    if isinstance(model, Embedder):
+        embedder = model if dim is None else model.shortened(dim)
+    else:
+        loaded = open_model(model, dim=dim, download=download)
+        embedder = loaded.embedder
+        if loaded.remark is not None:
+            logger.info(loaded.remark)
+    path = Path(path)
+    difference = onnx_export.export_onnx(embedder, path, overwrite=overwrite)
+    size, limit = path.stat().st_size / 2**20, onnx_export.TOLERANCE
+    logger.info(f"{path}: {size:.1f} MB, differs from the model by at most {difference:.1e} (limit {limit:.0e}).")
+    reference = onnx_export.reference_path(path)
+    logger.info(f"{reference}: preprocess() computes the input pixels; it needs only numpy and Pillow.")
+    return difference

@@ -1,0 +1,401 @@
+"""Vectors of a set of images, and features of a part of a network: computed once per photo, and kept in the store.
+
+The part is everything up to a stage of the embedder. Up to ``"pooling"`` most of the time is spent, and its output is
+small, so rows are stored there and ``embed_set`` applies the last layer when it reads them: a photo that any command has
+embedded with a network is not embedded again, not even after training, if the backbone was frozen. A training with
+``model.freeze`` stores rows where it cuts the network, and vectors averaged over several scales are stored after the last
+layer. Pixels come from the pipeline with the test transform: no augmentation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+from torch import Tensor, nn
+
+from recollect.common.errors import ConfigError, DataError
+from recollect.common.images import BadImage
+from recollect.common.machine import seconds_of
+from recollect.common.text import some_names
+from recollect.data import ImageSet, Pipeline, summary, test_transform
+from recollect.data.transforms import Transform
+from recollect.inference.store import PART, Keys, Places, Rows, VectorStore, allocated, content_keys, weights_digest
+from recollect.models import Embedder
+from recollect.models.backbones import NativePool, refusing_narrow
+from recollect.step.model_inputs import take_rows
+
+BATCH = 64
+"""Images in the network at once, at most (``Embedder.images_at_once``). Fixed, because rounding depends on it."""
+_PROBE = 32  # images that tell how long all will take
+_HEAD_ROWS = 4096  # pooled rows per call of the last layer
+
+
+@dataclass(frozen=True)
+class SetRows:
+    """Vectors or features of a set's images.
+
+    Attributes:
+        rows: N × …, in the set's order; NaN for images that were skipped.
+        keys: digests of the images' contents, N × 16.
+        skipped: images that could not be read.
+    """
+
+    rows: Rows
+    keys: Keys
+    skipped: list[BadImage] = field(default_factory=list)
+
+    @property
+    def read(self) -> Places:
+        """Positions of the images that could be read."""
+        return np.flatnonzero(np.isfinite(self.rows[:, 0]))
+
+
+def embed_set(
+    embedder: Embedder,
+    images: ImageSet,
+    *,
+    frozen: str | None = None,
+    scales: Sequence[float] | None = None,
+    transform: Transform | None = None,
+    keys: Keys | None = None,
+    batch_size: int = BATCH,
+    device: str | torch.device | None = None,
+    workers: int | None = None,
+    on_bad_image: str = "error",
+    keep: bool = True,
+) -> SetRows:
+    """Vectors of every image of a set, N × dim of length 1, as from ``Embedder.embed``; stored ones are read.
+
+    Args:
+        embedder: the network.
+        images: the set.
+        frozen: the stage up to which training froze the network (``model.freeze``), if known.
+        scales: average over these scales; None for a single scale.
+        transform: how pixels are computed; by default the embedder's preprocessing.
+        keys: keys of the images, if already known.
+        batch_size: images per batch at the network's own size; fewer for larger images.
+        device: moves the embedder there first; None uses its current device.
+        workers: threads that decode.
+        on_bad_image: ``"error"`` raises the first unreadable image's ``ImageError``; ``"skip"`` sets its vector to NaN
+            and lists it.
+        keep: False reads the store but does not write to it, for a few images that are needed once.
+    """
+    if device is not None:
+        embedder.to(device)
+    transform = test_transform(embedder.preprocessing) if transform is None else transform
+    if scales is not None:
+        about = _about(embedder, transform) | {
+            "upto": "vectors",
+            "weights": weights_digest(embedder),
+            "head": [embedder.config.pooling, embedder.config.layer_norm, embedder.config.l2_before_head],
+            "scales": list(scales),
+        }
+        if embedder.head.linear is None or embedder.config.added_head:
+            about["mean"] = "descriptors"
+        at_once = max(1, int(min(batch_size, embedder.images_at_once) / max(1.0, *(s * s for s in scales))))
+        pixels = _Pixels(embedder, images, keys, transform, at_once, workers, on_bad_image)
+        network = _Scales(embedder, scales)
+        return pixels.stored(VectorStore(about), lambda places: pixels.rows(network, places), PART // 4, keep)
+    options: dict[str, Any] = {"workers": workers, "on_bad_image": on_bad_image, "keep": keep}
+    pooled = part_rows(
+        embedder, images, frozen=frozen, keys=keys, transform=transform, batch_size=batch_size, **options
+    )
+    vectors, (_, rest) = allocated((len(images), embedder.dim)), embedder.split("pooling")
+    rest.eval()
+    with torch.inference_mode():
+        for start in range(0, len(images), _HEAD_ROWS):  # a million rows need not be in memory
+            rows = np.ascontiguousarray(pooled.rows[start : start + _HEAD_ROWS])
+            vectors[start : start + _HEAD_ROWS] = rest(torch.from_numpy(rows).to(embedder.device)).float().cpu().numpy()
+    rest.train(embedder.training)
+    return replace(pooled, rows=vectors)
+
+
+def file_set(paths: Sequence[Path]) -> ImageSet:
+    """Files of any folders, each once, as a set without classes; their names are absolute paths."""
+    names = list(dict.fromkeys(str(path.absolute()) for path in paths))
+    return ImageSet("images", names, np.zeros(len(names), np.int64), ["images"], root=Path())
+
+
+def embed_files(embedder: Embedder, paths: Sequence[Path], **options: Any) -> SetRows:
+    """``embed_set`` of single files from any folders; a file may be given twice."""
+    images = file_set(paths)
+    found = embed_set(embedder, images, **options)
+    places = {name: place for place, name in enumerate(images.names)}
+    order = np.array([places[str(path.absolute())] for path in paths], np.int64)
+    return SetRows(found.rows[order], found.keys[order], found.skipped)
+
+
+def part_rows(
+    embedder: Embedder,
+    images: ImageSet,
+    upto: str = "pooling",
+    *,
+    frozen: str | None = None,
+    keys: Keys | None = None,
+    transform: Transform | None = None,
+    batch_size: int = BATCH,
+    workers: int | None = None,
+    on_bad_image: str = "error",
+    keep: bool = True,
+) -> SetRows:
+    """N × … float32 outputs of stage ``upto``; stored rows are read.
+
+    Args:
+        embedder: the network, on its device.
+        images: the images to embed.
+        upto: the name of the stage, as in ``Embedder.split``.
+        frozen: the stage up to which training froze the network, if any. Rows stored there are used as a start, and for
+            ``upto="pooling"`` rows of the backbone's own pooling, which the untrained network is evaluated with, are
+            stored in the same pass.
+        keys, transform, batch_size, workers, on_bad_image, keep: as for ``embed_set``.
+
+    Raises:
+        ConfigError: images of different sizes, whose rows do not fit in one array.
+    """
+    whole = embedder.preprocessing.resize is None
+    if whole and upto != "pooling":
+        raise ConfigError("a frozen part needs images of one size: set model.image_size, or model.freeze=none.")
+    transform = test_transform(embedder.preprocessing) if transform is None else transform
+    fits = not whole and embedder.device.type != "cpu"
+    at_once = batch_size if fits else min(batch_size, embedder.images_at_once)
+    pixels = _Pixels(embedder, images, keys, transform, at_once, workers, on_bad_image)
+    about, network = _about(embedder, transform, upto), _fitted(embedder, embedder.split(upto)[0])
+    earlier = native = None
+    if frozen not in (None, "none", "auto", upto) and not whole:
+        backbone = about["weights"] if frozen == "backbone" else None
+        earlier = VectorStore(_about(embedder, transform, frozen, backbone))
+    if keep and upto == "pooling" and frozen in ("backbone", "pooling") and embedder.pooling is not None:
+        both = _BothPoolings(embedder)
+        network, digest = _fitted(embedder, both), weights_digest(both.native)
+        native = VectorStore({**about, "pooling": "native", "pooling_weights": digest})
+
+    def compute(places: Places) -> Rows:
+        known = np.zeros(len(places), bool) if earlier is None else earlier.known(pixels.keys[places])
+        parts = []
+        if earlier is not None and known.any():
+            stage, rest = embedder.split(str(frozen))[0], embedder.between(str(frozen), upto)
+            stored = places[known]
+            below = earlier.rows(
+                pixels.keys[stored], lambda lost: pixels.rows(_fitted(embedder, stage), stored[lost]), keep=False
+            )
+            batches = ((rows, np.arange(0)) for rows in torch.from_numpy(below).split(BATCH))
+            parts += [rows.cpu().numpy() for rows, _ in run_network(rest, batches, embedder.device)]
+        if not known.all():
+            rows = pixels.rows(network, left := places[~known])
+            if native is not None and (read := np.isfinite(rows[:, 0])).any():
+                native.keep(pixels.keys[left[read]], rows[read, embedder.feature_dim :])
+            parts.append(rows if native is None else rows[:, : embedder.feature_dim])
+        order = np.concatenate([np.flatnonzero(known), np.flatnonzero(~known)])
+        return np.concatenate(parts)[np.argsort(order)]
+
+    return pixels.stored(VectorStore(about), compute, PART // 4 if whole else PART, keep)
+
+
+class _Pixels:
+    """The images of a set on their way through a network, and those that cannot be read."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        images: ImageSet,
+        keys: Keys | None,
+        transform: Transform,
+        at_once: int,
+        workers: int | None,
+        on_bad_image: str,
+    ) -> None:
+        self.embedder, self.images, self.transform = embedder, images, transform
+        self.keys = content_keys(images) if keys is None else keys
+        self.at_once, self.workers, self.on_bad_image = at_once, workers, on_bad_image
+        self.skipped: dict[bytes, BadImage] = {}
+
+    def rows(self, network: nn.Module, places: Places) -> Rows:
+        """The outputs of ``network`` for the images at ``places``; NaN for those that cannot be read."""
+        images, device = self.images.subset(places), self.embedder.device
+        network.train(self.embedder.training)
+        rows: Rows | None = None
+        with Pipeline(images, self.transform, workers=self.workers, on_bad_image=self.on_bad_image) as pipeline:
+            batches = ((batch.images, batch.indices) for batch in pipeline.sequential(self.at_once))
+            for outputs, read in run_network(network, batches, device, names=images.names):
+                if rows is None:
+                    rows = np.full((len(images), *outputs.shape[1:]), np.nan, np.float32)
+                rows[read] = outputs.cpu().numpy()
+            for bad in pipeline.bad_images:
+                self.skipped[self.keys[places[bad.index]].tobytes()] = bad
+        if rows is None:  # a blank image gives the shape of a row
+            side = self.embedder.preprocessing.size
+            blank = torch.zeros(1, 3, side, side, dtype=torch.uint8)
+            ((row, _),) = run_network(network, [(blank, np.zeros(1, np.int64))], device)
+            rows = np.full((len(images), *row.shape[1:]), np.nan, np.float32)
+        return rows
+
+    def stored(self, store: VectorStore, compute: Callable[[Places], Rows], part: int, keep: bool) -> SetRows:
+        """All rows of the set; an image is skipped with all others of the same content, of which only one is tried."""
+        name = f"{self.images.name}/{self.images.split}"
+        rows = store.rows(self.keys, compute, part=part, keep=keep, description=name)
+        skipped = []
+        for place, name in enumerate(self.images.names if self.skipped else ()):
+            if (bad := self.skipped.get(self.keys[place].tobytes())) is not None:
+                skipped.append(replace(bad, index=place, name=name, reason=bad.reason.replace(bad.name, name)))
+        return SetRows(rows, self.keys, skipped)
+
+
+def _fitted(embedder: Embedder, network: nn.Module) -> nn.Module:
+    """``network``, which is new, with an input of any size that the embedder takes."""
+    network.register_forward_pre_hook(lambda module, inputs: (embedder.fitted(inputs[0]),))
+    return network
+
+
+class _BothPoolings(nn.Module):
+    """Pixels to pooled features by the embedder's pooling, then by the backbone's own, side by side."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        super().__init__()
+        self.backbone, self.pooling = embedder.split("backbone")[0], embedder.between("backbone", "pooling")
+        self.native = NativePool(embedder.backbone)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        maps = self.backbone(pixels)
+        return torch.cat([self.pooling(maps), self.native(maps)], dim=1)
+
+
+class _Scales(nn.Module):
+    """Pixels to vectors, averaged over scales."""
+
+    def __init__(self, embedder: Embedder, scales: Sequence[float]) -> None:
+        super().__init__()
+        self._embedder, self._scales = (embedder,), scales
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self._embedder[0].embed(pixels, batch_size=len(pixels), scales=self._scales, progress=False)
+
+
+def _about(
+    embedder: Embedder, transform: Transform, upto: str | None = None, weights: str | None = None
+) -> dict[str, Any]:
+    """Everything a row of stage ``upto`` depends on besides the image. The device is left out: rows agree up to rounding.
+
+    ``weights`` is their digest, if it is known.
+    """
+    about = {
+        "architecture": embedder.config.architecture,
+        "preprocessing": embedder.preprocessing.as_dict(),
+        "transform": transform.key,
+        "pillow": PIL.__version__,  # decoders change in small ways
+    }
+    if upto is None:
+        return about
+    part = "backbone" if upto == "pooling" else upto
+    about |= {"upto": upto, "weights": weights or weights_digest(embedder.split(part)[0])}
+    if upto == "pooling":
+        pooling = NativePool(embedder.backbone) if embedder.pooling is None else embedder.pooling
+        about["pooling"] = "native" if embedder.pooling is None else embedder.config.pooling
+        about["pooling_weights"] = weights_digest(pooling)
+    return about
+
+
+def run_network(
+    network: nn.Module,
+    batches: Iterable[tuple[Any, Places]],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    names: Sequence[str] | None = None,
+) -> Iterator[tuple[Tensor, Places]]:
+    """Float32 outputs of ``network`` for every batch, and their image numbers. Its mode is restored.
+
+    Args:
+        network: in evaluation mode while it is used here.
+        batches: inputs, and the numbers of their images.
+        device: where it is.
+        dtype: of autocast; None for float32.
+        names: names of all images, for errors.
+    """
+    was_training = network.training
+    network.eval()
+    try:
+        with torch.no_grad(), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            for inputs, places in batches:
+                taken = take_rows(inputs, slice(None), device)
+                name_of = None if names is None else [names[place] for place in places.tolist()].__getitem__
+                with refusing_narrow(taken, name_of):
+                    outputs = network(taken).float()
+                yield outputs, places
+    finally:
+        network.train(was_training)
+
+
+def head_inputs(
+    embedder: Embedder, images: ImageSet, *, frozen: str | None = None, on_bad_image: str = "error"
+) -> Tensor:
+    """The inputs of the last layer for every image, N × feature_dim; NaN for images that were skipped.
+
+    Whitening is learned from these.
+    """
+    rows = part_rows(embedder, images, frozen=frozen, on_bad_image=on_bad_image).rows
+    with torch.no_grad():
+        inputs = embedder.head.inputs(torch.from_numpy(np.asarray(rows)).to(embedder.device))
+    return inputs.float().cpu()
+
+
+def seconds_of_rows(
+    embedder: Embedder,
+    frozen: nn.Module,
+    images: ImageSet,
+    upto: str,
+    *,
+    workers: int | None = None,
+    on_bad_image: str = "error",
+) -> float:
+    """How long ``part_rows`` will take, measured on a few images; 0 if all rows are stored."""
+    if embedder.preprocessing.resize is None:
+        return 0.0
+    transform = test_transform(embedder.preprocessing)
+    left = np.flatnonzero(~VectorStore(_about(embedder, transform, upto)).known(content_keys(images)))
+    if not len(left):
+        return 0.0
+    some = images.subset(left[:: max(1, len(left) // _PROBE)][:_PROBE])
+    with Pipeline(some, transform, workers=workers, on_bad_image=on_bad_image) as pipeline:
+
+        def work() -> None:
+            batches = ((batch.images, batch.indices) for batch in pipeline.sequential(embedder.images_at_once))
+            for rows, _ in run_network(frozen, batches, embedder.device):
+                rows.cpu()
+
+        return seconds_of(work) * len(left) / len(some)
+
+
+def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet, *, on_bad_image: str = "error") -> Tensor:
+    """The frozen part's output for the first readable image, 1 × …, on the CPU: enough for a plan.
+
+    Raises:
+        DataError: no image can be read.
+    """
+    transform = test_transform(embedder.preprocessing)
+    with Pipeline(images, transform, workers=0, on_bad_image=on_bad_image) as pipeline:
+        batches = ((batch.images, batch.indices) for batch in pipeline.sequential(1))
+        for row, _ in run_network(frozen, batches, embedder.device, names=images.names):
+            return row.cpu()
+    raise DataError(f"{images.name}: none of the {len(images):,} images can be read: check the files.")
+
+
+def files_left_out(images: ImageSet, skipped: Sequence[BadImage]) -> dict[str, int]:
+    """Unused files by reason: left out by the source, or unreadable."""
+    return dict(Counter(images.facts.get("left_out", {})) + Counter(bad.kind for bad in skipped))
+
+
+def describe_unreadable(images: ImageSet, unread: Mapping[str, BadImage]) -> str | None:
+    """How many images of a set are used without the ``unread`` ones, by name, and which classes are lost; None if all are."""
+    bad = [unread[name] for name in images.names if name in unread]
+    if not bad:
+        return None
+    left = {int(label) for name, label in zip(images.names, images.labels, strict=True) if name not in unread}
+    lost = [images.class_names[label] for label in np.unique(images.labels).tolist() if label not in left]
+    said = summary(len(images) - len(bad), files_left_out(images, bad))
+    return f"{said}; no image of {some_names(lost)} can be read" if lost else said

@@ -1,0 +1,281 @@
+"""Runs, embedders and initialisations as they are opened; a run folder as it is read; ``load`` and ``embed``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+import recollect
+from recollect.common.errors import ConfigError, DataError, DataWarning, WeightsError
+from recollect.data import load as load_images
+from recollect.inference.evaluate import evaluate_model
+from recollect.inference.models import (
+    RunFiles,
+    absolute_roots,
+    embed,
+    load,
+    load_initial_model,
+    make_embedder,
+    open_model,
+    relative_roots,
+)
+from recollect.models import Embedder
+from recollect.training.trainer import train
+from training.small_runs import make_images, small_config
+
+PIXELS = torch.randint(0, 256, (3, 3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("opening")
+    root = make_images(folder / "images", classes=6)
+    return train(small_config(root, **{"run.epochs": 1}), folder / "run").folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def vectors(embedder: Embedder) -> torch.Tensor:
+    with torch.no_grad():
+        return embedder.eval()(PIXELS)
+
+
+def unfinish(run: Path) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest.pop("outcome")
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    shutil.rmtree(run / "model")
+
+
+def test_a_finished_run(run: Path) -> None:
+    opened = open_model(run)
+    assert opened.remark is None
+    assert opened.config is not None
+    assert opened.weights.startswith("weights of step")
+    assert not opened.embedder.training
+    assert torch.equal(vectors(opened.embedder), vectors(Embedder.load(run)))
+    assert opened.results == run / "eval"
+    model = open_model(str(run / "model"))
+    assert model.run is None
+    assert torch.equal(vectors(model.embedder), vectors(opened.embedder))
+    assert model.source["sha256"] == opened.source["sha256"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "embedder.json"])
+def test_a_finished_run_is_never_opened_with_other_weights(run: Path, name: str) -> None:
+    (run / "model" / name).unlink()
+    assert (run / "checkpoints" / "last.pt").is_file()
+    with pytest.raises(DataError, match=f"finished, but .*{name} is missing"):
+        open_model(run)
+
+
+def test_an_unfinished_run_says_which_checkpoint_is_used(run: Path) -> None:
+    expected = vectors(open_model(run).embedder)
+    unfinish(run)
+    opened = open_model(run)
+    assert opened.remark is not None
+    assert "after step 3" in opened.remark
+    assert "last.pt" in opened.remark
+    assert "unfinished" in opened.weights
+    assert torch.equal(vectors(opened.embedder), expected)
+    (run / "checkpoints" / "last.pt").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"last\.pt"):
+        open_model(run)
+    (run / "checkpoints" / "last.pt").unlink()
+    with pytest.raises(DataError, match=r"neither .*checkpoint"):
+        open_model(run)
+
+
+def test_settings_of_another_version_do_not_keep_a_finished_model_from_being_opened(run: Path) -> None:
+    with (run / "config.yaml").open("a") as file:
+        file.write("unheard_of: 1\n")
+    opened = open_model(run)
+    assert opened.config is None
+    unfinish(run)
+    with pytest.raises(ConfigError, match="unheard_of"):
+        open_model(run)
+
+
+def test_damage_is_said(run: Path) -> None:
+    tensors = run / "model" / "model.safetensors"
+    content = bytearray(tensors.read_bytes())
+    content[-1] ^= 1
+    tensors.write_bytes(content)
+    with pytest.raises(WeightsError, match="SHA-256"):
+        open_model(run)
+    (run / "manifest.json").write_text("[]")
+    with pytest.raises(DataError, match="not a dict"):
+        open_model(run)
+
+
+def test_an_initialisation_is_without_a_new_layer() -> None:
+    opened = open_model("lite0-in1k")
+    assert opened.folder is None
+    assert opened.embedder.dim == opened.embedder.feature_dim == 1280
+    assert opened.results == Path("runs/init-lite0-in1k/eval")
+
+
+def test_a_recipe_says_with_which_weights_its_network_is_opened(tmp_path: Path) -> None:
+    config = small_config(tmp_path, **{"model.init": "lite0-in1k", "model.weights": "none"})
+    opened = open_model("lite0-in1k", recipe=config)
+    assert torch.equal(vectors(opened.embedder), vectors(make_embedder(config.model, config.run.seed)))
+
+
+def test_what_cannot_be_opened_is_a_sentence(tmp_path: Path) -> None:
+    for name in (str(tmp_path / "nowhere"), "a/b", tmp_path / "nowhere"):
+        with pytest.raises(DataError, match="no such run"):
+            open_model(name)
+    with pytest.raises(ConfigError, match=r"neither .*initialisation"):
+        open_model("nothing-like-it")
+    with pytest.raises(ConfigError, match="random weights"):
+        open_model("tiny")
+    with pytest.raises(DataError, match="neither a run"):
+        open_model(tmp_path)
+
+
+def test_what_a_run_started_from(run: Path) -> None:
+    config = RunFiles(run).read_config()
+    start = load_initial_model(config)
+    assert "random weights" in start.weights
+    torch.manual_seed(config.run.seed)
+    assert torch.equal(vectors(start.embedder), vectors(Embedder.create("tiny", dim=16, size=24)))
+
+
+@pytest.fixture
+def together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``work/images`` and ``work/runs/one``, trained by a relative path."""
+    work = tmp_path / "work"
+    make_images(work / "images", classes=4)
+    monkeypatch.chdir(work)
+    train(small_config(Path("images"), **{"run.epochs": 1}), Path("runs/one"))
+    return work
+
+
+def test_roots_are_absolute(together: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written = yaml.safe_load((together / "runs" / "one" / "config.yaml").read_text())
+    assert written["data"]["root"] == str(together / "images")
+    monkeypatch.chdir(tmp_path)
+    assert RunFiles(together / "runs" / "one").read_config().data.root == str(together / "images")
+
+
+def test_runs_and_images_moved_together(together: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.move(together, tmp_path / "elsewhere")
+    run = RunFiles(tmp_path / "elsewhere" / "runs" / "one")
+    assert run.read_config().data.root == str(tmp_path / "elsewhere" / "images")
+    shutil.move(tmp_path / "elsewhere" / "images", tmp_path / "photos")
+    assert run.read_config().data.root == str(together / "images"), "what is not found is named as it was written"
+
+
+def test_paths_between(tmp_path: Path) -> None:
+    data = small_config(Path("images")).data
+    assert absolute_roots(data).root == os.path.abspath("images")  # noqa: PTH100
+    assert absolute_roots(replace(data, root=None)).root is None
+    assert relative_roots(replace(data, root=str(tmp_path / "a")), tmp_path / "runs" / "x") == {"root": "../../a"}
+
+
+def test_damaged_files_are_sentences(together: Path) -> None:
+    run = RunFiles(together / "runs" / "one")
+    assert run.finished
+    run.config_file.write_text("data: [")
+    with pytest.raises(ConfigError, match="line 1"):
+        run.read_config()
+    run.config_file.write_text("")
+    with pytest.raises(DataError, match="incomplete"):
+        run.read_config()
+    run.manifest_file.write_text("3")
+    with pytest.raises(DataError, match="not a dict"):
+        run.read_manifest()
+
+
+def test_an_empty_group_of_a_manifest_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"plan": None, "outcome": None, "started": "today"}))
+    assert RunFiles(tmp_path).read_manifest() == {"started": "today"}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    for label in range(4):
+        for number in range(3):
+            path = tmp_path / "photos" / f"class{label}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (30, 30, 3), dtype=np.uint8)).save(path)
+    return tmp_path / "photos"
+
+
+def test_a_model_is_loaded_used_and_measured(tmp_path: Path, photos: Path) -> None:
+    made = recollect.Embedder.create("tiny", size=24).eval()
+    made.save(tmp_path / "model")
+    embedder = load(tmp_path / "model")
+    vectors = embed(embedder, photos, progress=False)
+    assert vectors.shape == (12, 128)
+    one = embed(tmp_path / "model", [photos / "class0" / "0.png"], progress=False)
+    assert torch.allclose(one[0], vectors[0], atol=1e-5)
+    images = load_images("folder", photos, "all")
+    expected = recollect.evaluate(embed(embedder, images, progress=False), images.labels, ks=[1]).metrics["r@1"]
+    for data in (images, str(photos)):
+        found = evaluate_model(embedder, data, split="all", ks=[1])
+        assert found.metrics["r@1"] == pytest.approx(expected)
+    assert "mine" in evaluate_model(embedder, images, metrics=[mine]).metrics
+
+
+def mine(ranks: torch.Tensor, positives: torch.Tensor) -> torch.Tensor:
+    return (ranks[:, 0] == 1).double()
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such"):
+        load(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="--data"):
+        evaluate_model(recollect.Embedder.create("tiny"))
+
+
+def test_import_recollect_is_lazy() -> None:
+    heavy = ("torch", "torchvision", "timm", "numpy", "PIL", "yaml", "matplotlib", "typer", "rich")
+    code = (
+        f"import sys, recollect; recollect.__all__; dir(recollect); print([m for m in {heavy!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", [name for name in recollect.__all__ if name != "__version__"])
+def test_every_public_name_is_documented_and_typed(name: str) -> None:
+    thing = getattr(recollect, name)
+    assert len(thing.__doc__) > 20
+    if not isinstance(thing, type):
+        assert thing.__annotations__
+
+
+def test_several_folders_are_embedded_as_by_the_command(photos: Path) -> None:
+    embedder = recollect.Embedder.create("tiny", size=24).eval()
+    one, other = photos / "class0", photos / "class1"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # vectors have no labels, so nothing is said of them
+        both = embed(embedder, [one, other / "1.png", other], progress=False)
+    assert both.shape == (6, 128), "an image that is given twice has one row"
+    assert torch.allclose(both[3], embed(embedder, other / "1.png", progress=False)[0], atol=1e-5)
+
+
+def test_a_result_on_trained_classes_comes_with_a_warning(photos: Path, tmp_path: Path) -> None:
+    """Visible without any configuration of logging."""
+    settings = {"data.root": str(photos), "model.init": "tiny", "run.steps": 1, "run.epochs": None, "batch.size": 8}
+    outcome = recollect.train("folder", tmp_path / "run", settings=settings)
+    with pytest.warns(DataWarning, match="2 classes were trained on"):
+        evaluate_model(outcome.folder, split="train")
