@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Literal
 
 from recollect.common.errors import DataError
-from recollect.studies import matrix
-from recollect.studies.matrix import EqualImages, UntilValidation
+from recollect.studies import protocol
+from recollect.studies.protocol import EqualImages, UntilValidation
 
 Budget = Literal["small", "full"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(matrix.Bench):
+class Bench(protocol.Bench):
     """A data set, a network and a budget."""
 
     title: str

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.benches import Bench
 from experiments.published import published_rows
-from recollect.studies.matrix import Cell
+from recollect.studies.protocol import Cell
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def initialisation(bench: Bench) -> Claim:
     cells: dict[tuple[str, str], Cell] = {}
     for name, settings in start.items():
         word = name.lower()
-        untrained = {**settings, "model.dim": None}
+        untrained = {**settings, "model.dim": None, "model.freeze": "none"}
         cells[name, "init"] = Cell(bench, f"init-{word}", f"{name}, untrained", bench.batch, untrained, trains=False)
         for method, cell in trained.items():
             label, changed = f"{name}, {method}", {**cell.settings, **settings}

@@ -1,7 +1,7 @@
 """The page of a study: ``README.md`` with figures, ``results.csv`` and ``runs.jsonl`` next to it.
 
 Everything is computed from the run folders, so the page always agrees with them. No path of this machine is
-written: runs are named as in ``recollect.studies.matrix``. A claim's figure has the measured cells with error bars and, if
+written: runs are named as in ``recollect.studies.protocol``. A claim's figure has the measured cells with error bars and, if
 the paper prints its numbers, those beside them: numbers along an axis (batch sizes, τ1) as curves over a logarithmic axis,
 names (losses, sets of k) one below the other, so that long ones are readable.
 """
@@ -26,8 +26,8 @@ from recollect.common.errors import ConfigError
 from recollect.common.files import atomic_write, sha256, write_text
 from recollect.common.reading import read_bytes, read_json
 from recollect.config.resolve import as_mapping
-from recollect.studies.comparison import CellResult, collect, decided, in_points
-from recollect.studies.matrix import Cell, Matrix, best_of, outcome_of
+from recollect.studies.protocol import Cell, Matrix, best_of, outcome_of
+from recollect.studies.summary import CellResult, collect, decided, in_points
 from recollect.training.run_folder import RunFolder
 
 RECORD = "record.json"

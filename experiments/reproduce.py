@@ -25,8 +25,8 @@ from recollect.config.automatic import choose_device, is_pretrained, settle
 from recollect.config.resolve import as_mapping, from_mapping, resolve
 from recollect.config.schema import Config
 from recollect.data import ImageSet, load
-from recollect.studies.matrix import Matrix, Run
-from recollect.studies.matrix_runs import run_matrix
+from recollect.studies.protocol import Matrix, Run
+from recollect.studies.runner import run_matrix
 
 _ASIDE = {
     "data": ("root", "workers", "prefetch_mb"),

@@ -20,12 +20,12 @@ LAYERS = (
     {"inference"},
     {"training"},
     {"report", "search"},
-    {"tuning", "studies"},
+    {"studies"},
     {"cli"},
 )
 """From the lowest. A room imports rooms of lower layers, and itself; the exceptions are below."""
 
-BESIDE = {("report", "search"), ("studies", "tuning")}
+BESIDE = {("report", "search")}
 """Neighbours of one layer: the first may import the second."""
 
 

@@ -48,12 +48,11 @@ if TYPE_CHECKING:
     from recollect.search.thresholds import calibrate_target as calibrate_target
     from recollect.step import large_batch_step as large_batch_step
     from recollect.studies import compare_losses as compare_losses, run_demo as run_demo
-    from recollect.studies.compared_losses import plan_comparison as plan_comparison
+    from recollect.studies.compare import plan_comparison as plan_comparison
+    from recollect.studies.tune import plan_tuning as plan_tuning, tune as tune
     from recollect.training.callbacks import Callback as Callback, TrainingStoppedError as TrainingStoppedError
     from recollect.training.outcome import final_config as final_config
     from recollect.training.trainer import plan as plan, train as train
-    from recollect.tuning.preview import plan_tuning as plan_tuning
-    from recollect.tuning.study import tune as tune
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 

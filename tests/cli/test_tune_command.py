@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tuning_runs import as_recipe, config_of, make_data
 from typer.testing import CliRunner
 
-from recollect.cli.main import app, main
+from recollect.cli import main
+from recollect.cli.main import app
+from recollect.studies import tune as search
 from recollect.training.trainer import TrainingStoppedError
-from recollect.tuning import study as search
-from tuning.tuning_runs import as_recipe, config_of, make_data
 
 
 class _Results:
@@ -28,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def tune(config: Any, out: Any, **options: Any) -> _Results:
         calls.append((config, out, options))
-        logging.getLogger("recollect.tuning.study").info("a line")
+        logging.getLogger("recollect.studies.tune").info("a line")
         return _Results()
 
     monkeypatch.setattr(search, "tune", tune)

@@ -11,7 +11,7 @@ from experiments.published import published_rows
 from experiments.reproduce import choose_claims
 from recollect.common.errors import ConfigError, DataError
 from recollect.config.resolve import resolve
-from recollect.studies.matrix import LADDER, Cell, Run
+from recollect.studies.protocol import LADDER, Cell, Run
 
 SOP_BATCHES = (72.9, 77.3, 79.0, 79.7, 80.5, 81.2, 82.0, 82.5, 82.8, 82.4)
 EVERY = [(name, place) for name, (_, places) in CLAIMS.items() for place in places]

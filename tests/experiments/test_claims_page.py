@@ -22,8 +22,8 @@ from experiments.reproduce import reproduce, take_over
 from recollect._version import __version__
 from recollect.common.errors import ConfigError
 from recollect.config.resolve import as_mapping, resolve
-from recollect.studies.comparison import CellResult, collect, in_points
-from recollect.studies.matrix import Cell, Matrix, Run
+from recollect.studies.protocol import Cell, Matrix, Run
+from recollect.studies.summary import CellResult, collect, in_points
 
 RATES = (3e-4, 1e-3, 3e-3)
 BENCH = Bench(**SMALL, title="coloured patterns", full=96, batch=16, batches=(8, 16), folder="patterns")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from matrix_bench import BENCH, make_patterns, run_here, two_cells
 
-from recollect.studies.matrix import Bench, Cell, Matrix
-from recollect.studies.matrix_runs import run_matrix
+from recollect.studies.protocol import Bench, Cell, Matrix
+from recollect.studies.runner import run_matrix
 
 
 def _bench_on(data: Path) -> Bench:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from recollect.studies import matrix_runs
-from recollect.studies.matrix import Bench, Cell, EqualImages, Matrix
+from recollect.studies import runner
+from recollect.studies.protocol import Bench, Cell, EqualImages, Matrix
 from training.small_runs import make_images
 
 SMALL: dict[str, Any] = {
@@ -47,7 +47,7 @@ def two_cells(bench: Bench, batch: int = 16) -> list[Cell]:
 def run_here(patch: pytest.MonkeyPatch) -> None:
     """Execute runs in this process."""
     patch.setenv("OMP_NUM_THREADS", "1")
-    patch.setattr(matrix_runs, "ProcessPoolExecutor", InProcess)
+    patch.setattr(runner, "ProcessPoolExecutor", InProcess)
 
 
 class InProcess:

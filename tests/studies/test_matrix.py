@@ -9,7 +9,7 @@ import pytest
 from matrix_bench import BENCH, searched, two_cells
 
 from recollect.common.errors import ConfigError
-from recollect.studies.matrix import (
+from recollect.studies.protocol import (
     LADDER,
     MOST_RATES,
     Bench,

@@ -1,7 +1,7 @@
-"""Comparisons of losses, and the demonstration.
+"""Many trainings for one answer: ``tune`` searches settings, ``compare`` compares losses, ``demo`` shows the whole job.
 
-Read ``matrix.py`` (the runs of a comparison), ``matrix_runs.py`` (how they are executed and resumed), ``comparison.py`` (its
-plan and results), ``compared_losses.py`` (from names of losses to a result) and ``compared_losses_page.py`` (the page).
+``protocol.py`` says which trainings there are, ``runner.py`` executes and resumes them, ``summary.py`` reads their results
+and ``pages.py`` shows them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from recollect.common import lazy_names
 
 if TYPE_CHECKING:
-    from recollect.studies.compared_losses import compare_losses as compare_losses
-    from recollect.studies.demonstration import run_demo as run_demo
+    from recollect.studies.compare import compare_losses as compare_losses
+    from recollect.studies.demo import run_demo as run_demo
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.console import lines_every
-from recollect.common.errors import ConfigError
 from recollect.common.files import make_folder_for
 from recollect.config.resolve import resolve
 from recollect.report.page import write_report
+from recollect.studies.runner import begin_or_resume, has_diverged
 from recollect.training.callbacks import TrainingStoppedError
 from recollect.training.run_folder import refuse_used
-from recollect.tuning.trial import begin_or_resume, has_diverged
 
 logger = logging.getLogger(__name__)
 STEPS = 150
@@ -51,9 +50,7 @@ def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0
 
             report = recollect.run_demo("demo")
     """
-    if steps < 1:
-        raise ConfigError(f"steps is {steps}: it must be at least 1.")
-    folder = Path(out) if out is not None else _new_folder()
+    folder = Path(out) if out is not None else Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
     if not _is_begun(folder):
         refuse_used(folder)
     make_folder_for(folder / REPORT)
@@ -82,21 +79,17 @@ def _demo(folder: Path, steps: int, seed: int) -> Path:
         logger.info(f"\n{name}")
         config = resolve("glyphs", demo_settings(loss, steps, seed))
         outcome = begin_or_resume(folder / loss, config)
-        before_and_after = outcome.metrics.get("test", {})
-        logger.info(f"{name:<10} r@1 {100 * before_and_after.get('r@1', float('nan')):.1f} % on unseen characters")
+        logger.info(f"{name:<10} r@1 {100 * outcome.metrics['test']['r@1']:.1f} % on unseen characters")
         runs.append(outcome.folder)
     logger.info("\nreport     embeds test characters with the networks before and after training")
-    introduction = (
-        "A network of four layers learned to recognise characters across typefaces, once with RS@k and once with the "
-        "contrastive loss: the same random start, the same batches, as many steps. It is tested on characters that "
-        "were not among those it learned from."
-    )
     return write_report(
         runs,
         folder / REPORT,
         names=list(LOSSES),
         title="Characters never seen before",
-        introduction=introduction,
+        introduction="A network of four layers learned to recognise characters across typefaces, once with RS@k and "
+        "once with the contrastive loss: the same random start, the same batches, as many steps. It is tested on "
+        "characters that were not among those it learned from.",
     )
 
 
@@ -112,9 +105,3 @@ def demo_settings(loss: str, steps: int, seed: int) -> dict[str, Any]:
         "run.evaluate_every": 1,
         "run.watch_test": True,
     }
-
-
-def _new_folder() -> Path:
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    base = Path("runs") / f"demo-{stamp}"
-    return next(p for n in range(1, 1000) if not (p := base if n == 1 else Path(f"{base}-{n}")).exists())

@@ -1,12 +1,13 @@
 """Whole studies: ordinary runs, a test set that the search cannot reach, one final training and one test.
 
-Also covers ``tuning/final.py``.
+The draws of earlier versions are in ``tests/recorded/draws.json``.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,20 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tuning_runs import config_of, make_data, study, told
 
 from recipes import landmarks
 from recollect.common.errors import ConfigError, DataError, MissingExtraError, SealedError
 from recollect.config.resolve import resolve
+from recollect.config.schema import Config
 from recollect.data import load
 from recollect.evaluation import Evaluation
+from recollect.studies import runner, tune as search
+from recollect.studies.summary import StudyResults
+from recollect.studies.tune import plan_tuning
 from recollect.training import build
 from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.run_folder import RunFolder
-from recollect.tuning import study as search, trial
-from recollect.tuning.preview import plan_tuning
-from recollect.tuning.results import StudyResults
-from recollect.tuning.study_database import LostTrialError
-from tuning.tuning_runs import config_of, make_data, study, told
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,26 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Stud
     folder = tmp_path_factory.mktemp("study")
     root = make_data(folder / "data")
     return root, folder / "s", study(root, folder / "s")
+
+
+@pytest.mark.parametrize("drawn", ["random 0", "random 7", pytest.param("tpe 0", marks=pytest.mark.slow)])
+def test_the_same_seed_draws_the_same_trials_in_every_version(
+    drawn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = json.loads((Path(__file__).parents[1] / "recorded" / "draws.json").read_text())[drawn]
+
+    def made_up(path: Path, config: Config, callback: Callback) -> None:
+        """A training whose result depends on the settings: TPE draws by the results of earlier trials."""
+        value = round(1 - abs(math.log10(config.optimizer.lr) + 2.2) / 4 + config.optimizer.gamma / 10, 6)
+        path.mkdir(parents=True)
+        RunFolder(path).append_metrics({"kind": "evaluation", "step": 2, "split": "val", "r@1": value, "map@r": value})
+        RunFolder(path).append_metrics({"kind": "step", "step": 2, "epoch": 1.0})
+
+    monkeypatch.setattr(search, "finish_run", made_up)
+    sampler, seed = drawn.split()
+    options = {"trials": len(expected), "sampler": sampler, "seed": int(seed), "final": False}
+    results = study(make_data(tmp_path / "data"), tmp_path / "s", space=["loss.name=recall_at_k,smooth_ap"], **options)
+    assert [list(trial.drawn.values()) for trial in results.trials] == expected
 
 
 def test_every_trial_is_an_ordinary_run(finished: tuple[Path, Path, StudyResults]) -> None:
@@ -105,7 +126,7 @@ def test_a_second_call_shows_and_repeats_nothing(
     def never(*arguments: Any, **options: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(trial, "train", never)
+    monkeypatch.setattr(runner, "train", never)
     caplog.set_level("INFO", "recollect")
     again = study(root, folder)
     assert (told(again), again.final) == (told(results), results.final)
@@ -229,40 +250,22 @@ def test_a_draw_that_cannot_be_trained_is_told_and_the_search_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "recollect")
-    root, honest = make_data(tmp_path / "data"), search.run
+    root, honest = make_data(tmp_path / "data"), search.finish_run
 
     def refusing(path: Path, config: Any, pruning: Any) -> Any:
         if path.name == "0001":
             raise ConfigError("the network refuses <this>.")
         return honest(path, config, pruning)
 
-    monkeypatch.setattr(search, "run", refusing)
+    monkeypatch.setattr(search, "finish_run", refusing)
     results = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
     assert [t.state for t in results.trials] == ["done", "failed", "done"]
     assert results.trials[1].failure == "the network refuses <this>."
     assert "Trial 0001 failed: the network refuses &lt;this&gt;." in (tmp_path / "s" / "report.html").read_text()
     assert "trial 0001 failed: the network refuses <this>." in caplog.messages
-    monkeypatch.setattr(search, "run", honest)
+    monkeypatch.setattr(search, "finish_run", honest)
     again = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
     assert told(again) == told(results)  # nor is it drawn again
-
-
-def test_a_process_whose_trial_was_given_away_goes_on_with_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "recollect")
-    root, honest, lost = make_data(tmp_path / "data"), search.run, [1]
-
-    def losing(path: Path, config: Any, pruning: Any) -> Any:
-        if lost:
-            lost.clear()
-            raise LostTrialError("given away")
-        return honest(path, config, pruning)
-
-    monkeypatch.setattr(search, "run", losing)
-    results = study(root, tmp_path / "s", trials=1, space=["epochs=1"], final=False)
-    assert [t.state for t in results.trials] == ["done"]
-    assert "note       given away" in caplog.messages
 
 
 def test_a_run_of_something_else_in_a_trials_place_stops_the_search(tmp_path: Path) -> None:
@@ -272,8 +275,8 @@ def test_a_run_of_something_else_in_a_trials_place_stops_the_search(tmp_path: Pa
     (tmp_path / "s" / "study.db.lock").touch()
     with pytest.raises(ConfigError, match="another study"):
         study(root, tmp_path / "s", trials=1, space=space, final=False)
-    known = search.StudyDatabase(tmp_path / "s")
-    assert [t.state.name for t in known.slots().values()] == ["WAITING"]
+    shutil.rmtree(tmp_path / "s" / "trials")
+    assert study(root, tmp_path / "s", trials=1, space=space, final=False).count("done") == 1
 
 
 def test_the_untrained_network_is_no_trials_value(tmp_path: Path) -> None:
@@ -284,11 +287,11 @@ def test_the_untrained_network_is_no_trials_value(tmp_path: Path) -> None:
         if step:
             run.append_metrics({"kind": "step", "step": step, "epoch": step / 2, "seconds": step * 1.0})
         run.append_metrics({"kind": "evaluation", "step": step, "split": "val", "r@1": value})
-        found = trial.validated(tmp_path, "r@1")
+        found = runner.read_validation(tmp_path, "r@1")
         assert (found is None) == (step == 0)
     assert found is not None
-    assert (found.value, found.step, found.epoch) == (0.6, 6, 3.0)
-    assert found.curve == {0.0: 0.9, 1.0: 0.5, 2.0: 0.6, 3.0: 0.6}
+    assert (found.value, found.best_step, found.best_epoch) == (0.6, 6, 3.0)
+    assert found.curve == [(0.0, 0.9), (1.0, 0.5), (2.0, 0.6), (3.0, 0.6)]
     assert (found.steps, found.images, found.seconds) == (6, 96, 6.0)
 
 
@@ -298,9 +301,9 @@ def test_a_wish_to_stop_queues_the_trial_and_the_result_is_that_of_one_that_ran_
 ) -> None:
     _, _, expected = finished
     root, folder = make_data(tmp_path / "data"), tmp_path / "s"
-    honest, stops = search.run, [1]
+    honest, stops = search.finish_run, [1]
 
-    def stopped(path: Path, config: Any, pruning: Any) -> Any:
+    def stopped(path: Path, config: Any, pruning: Any = None) -> Any:
         class Once(Callback):
             def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
                 pruning.on_evaluation(split, step, metrics)
@@ -310,7 +313,7 @@ def test_a_wish_to_stop_queues_the_trial_and_the_result_is_that_of_one_that_ran_
 
         return honest(path, config, Once())
 
-    monkeypatch.setattr(search, "run", stopped)
+    monkeypatch.setattr(search, "finish_run", stopped)
     with pytest.raises(TrainingStoppedError, match=r"0001 .*queued") as error:
         study(root, folder)
     assert error.value.exit_code == 143
@@ -326,7 +329,7 @@ def test_pruning_ends_what_is_below_the_median(tmp_path: Path, monkeypatch: pyte
     root = make_data(tmp_path / "data")
     # Six good trials, then bad ones: values are made up, trainings are real.
     calls: dict[str, int] = {}
-    honest = trial.validated
+    honest = runner.read_validation
 
     def made_up(path: Path, select: str) -> Any:
         found = honest(path, select)
@@ -335,11 +338,11 @@ def test_pruning_ends_what_is_below_the_median(tmp_path: Path, monkeypatch: pyte
             return None
         level = 0.9 if int(path.name) < 5 else 0.1
         # The untrained network is better than any of them: it must not keep the bad ones alive.
-        curve = {epoch: level if epoch else 0.95 for epoch in found.curve}
-        assert 0.0 in curve
+        curve = [(epoch, level if epoch else 0.95) for epoch, _ in found.curve]
+        assert curve[0] == (0.0, 0.95)
         return replace(found, value=level, map_at_r=0.5, curve=curve, steps=1, seconds=1.0, images=1)
 
-    monkeypatch.setattr(search, "validated", made_up)
+    monkeypatch.setattr(search, "read_validation", made_up)
     results = study(root, tmp_path / "s", trials=6, pruner="median", space=["epochs=3", "lr=1e-3:1e-2"], final=False)
     assert [t.state for t in results.trials] == ["done"] * 5 + ["pruned"]
     run = RunFolder(tmp_path / "s" / "trials" / "0005")
@@ -354,10 +357,10 @@ def test_folders_that_are_no_study_are_left_alone(tmp_path: Path) -> None:
     root, out = make_data(tmp_path / "data"), tmp_path / "s"
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(ConfigError, match="not an empty folder"):
         study(root, out)
     assert [p.name for p in out.iterdir()] == ["mine.txt"]
-    with pytest.raises(ConfigError, match="is a file"):
+    with pytest.raises(ConfigError, match="not an empty folder"):
         study(root, out / "mine.txt")
 
 
@@ -370,8 +373,6 @@ def test_a_plan_refuses_what_the_search_would(tmp_path: Path, word: str) -> None
 
 def test_refusals_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_data(tmp_path / "data")
-    with pytest.raises(ConfigError, match="give 1 or more"):
-        study(root, tmp_path / "s", trials=0)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="start the command several times"):
         study(root, tmp_path / "s")
@@ -380,7 +381,7 @@ def test_refusals_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.Mo
     def absent(module: str, extra: str, purpose: str) -> None:
         raise MissingExtraError(f"{purpose} needs the package {module!r}: recollect[{extra}].")
 
-    monkeypatch.setattr("recollect.tuning.study_database.require", absent)
+    monkeypatch.setattr("recollect.studies.runner.require", absent)
     with pytest.raises(MissingExtraError, match=r"'optuna': recollect\[tune\]"):
         study(root, tmp_path / "s")
     assert not (tmp_path / "s").exists()

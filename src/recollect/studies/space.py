@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from recollect.common.errors import ConfigError
 from recollect.common.reading import parse_yaml
@@ -20,14 +20,8 @@ SHORT = {"lr": "optimizer.lr", "gamma": "optimizer.gamma", "epochs": "run.epochs
 DECAYS, FIRST_DECAY = "decays", "first_decay"
 _DERIVED = ("optimizer.milestones", "optimizer.schedule", "run.steps")
 _PROTOCOL = (
-    "data.",
-    "run.seed",
-    "run.watch_test",
-    "run.verdict",
-    "run.select",
-    "run.evaluate_every",
-    "run.device",
-    "name",
+    *("data.", "name", "run.seed", "run.watch_test", "run.verdict"),
+    *("run.select", "run.evaluate_every", "run.device"),
 )
 
 Value = float | int | str | bool | None
@@ -44,8 +38,8 @@ class Parameter:
         choices: instead of bounds.
 
     Examples:
-        >>> str(Parameter("lr", 1e-5, 1e-3, log=True)), Parameter("lr", 1e-5, 1e-3).key
-        ('1e-05:0.001:log', 'optimizer.lr')
+        >>> str(Parameter("lr", 1e-5, 1e-3, log=True))
+        '1e-05:0.001:log'
     """
 
     name: str
@@ -58,11 +52,6 @@ class Parameter:
         if self.choices:
             return ",".join("null" if value is None else str(value) for value in self.choices)
         return f"{self.low:g}:{self.high:g}{':log' if self.log else ''}"
-
-    @property
-    def key(self) -> str:
-        """The key of its setting, or its own name for the two that make milestones."""
-        return SHORT.get(self.name, self.name)
 
     @property
     def fixed(self) -> bool:
@@ -127,11 +116,7 @@ def read_space(texts: Iterable[str], defaults: Space) -> dict[str, Parameter]:
         >>> {name: str(parameter) for name, parameter in space.items()}
         {'lr': '0.0001:0.01:log', 'loss.options.tau1': '0.5,1,2'}
     """
-    space = dict(defaults)
-    for text in texts:
-        parameter = parse_parameter(text)
-        space[parameter.name] = parameter
-    return space
+    return {**defaults, **{parameter.name: parameter for parameter in map(parse_parameter, texts)}}
 
 
 def parse_parameter(text: str) -> Parameter:
@@ -155,16 +140,18 @@ def parse_parameter(text: str) -> Parameter:
 
 
 def _bounds(name: str, said: str, text: str) -> Parameter:
-    low, high, *more = said.split(":")
-    values = [_number(_scalar(part, text), text) for part in (low, high)]
+    first, last, *more = said.split(":")
+    low, high = (_scalar(part, text) for part in (first, last))
     if more not in ([], ["log"]):
         raise ConfigError(f"--space {text}: only :log can follow the bounds.")
+    if not (_is_number(low) and _is_number(high)):
+        raise ConfigError(f"--space {text}: bounds must be numbers.")
     log = bool(more) or name == "lr"
-    if not values[0] <= values[1]:
-        raise ConfigError(f"--space {text}: {low} is above {high}; put the lower bound first.")
-    if log and values[0] <= 0:
+    if low > high:
+        raise ConfigError(f"--space {text}: {first} is above {last}; put the lower bound first.")
+    if log and low <= 0:
         raise ConfigError(f"--space {text}: :log needs bounds above 0.")
-    return Parameter(name, values[0], values[1], log=log)
+    return Parameter(name, low, high, log=log)
 
 
 def _scalar(part: str, text: str) -> Value:
@@ -179,10 +166,8 @@ def _scalar(part: str, text: str) -> Value:
     return value
 
 
-def _number(value: Value, text: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"--space {text}: bounds must be numbers, but {value!r} is not.")
-    return value
+def _is_number(value: Value) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def as_settings(values: Mapping[str, Value]) -> dict[str, Any]:
@@ -198,12 +183,10 @@ def as_settings(values: Mapping[str, Value]) -> dict[str, Any]:
     settings: dict[str, Any] = {SHORT.get(name, name): value for name, value in values.items()}
     decays, first = settings.pop(DECAYS), settings.pop(FIRST_DECAY)
     epochs = settings["run.epochs"]
-    if isinstance(decays, bool) or not isinstance(decays, int) or decays < 0:
+    if type(decays) is not int or decays < 0:
         raise ConfigError(f"decays is {decays!r}: it must be a whole number, 0 or more.")
-    if isinstance(first, bool) or not isinstance(first, int | float) or not 0 < first < 1:
+    if not _is_number(first) or not 0 < first < 1:
         raise ConfigError(f"first_decay is {first!r}: it must be a share of the training, above 0 and below 1.")
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise ConfigError(f"epochs is {epochs!r}: it must be a whole number, 1 or more.")
     shares = [first + (1 - first) * number / decays for number in range(decays)]
     return {
         **settings,

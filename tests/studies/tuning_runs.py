@@ -11,8 +11,8 @@ from PIL import Image
 
 from recollect.config.resolve import as_mapping
 from recollect.config.schema import Config
-from recollect.tuning.results import StudyResults
-from recollect.tuning.study import tune
+from recollect.studies.summary import StudyResults
+from recollect.studies.tune import tune
 from training.small_runs import small_config
 
 SPACE = ["epochs=1:2", "lr=1e-3:1e-2"]

@@ -7,15 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tuning_runs import config_of, make_data
 
 from recipes import landmarks
 from recollect.common.errors import ConfigError, DataWarning, InputError, WeightsError
 from recollect.config.resolve import resolve, with_settings
+from recollect.studies.protocol import LOCAL, final_run_config, read_protocol, trial_config
+from recollect.studies.space import as_settings
 from recollect.training.build import load_sets
-from recollect.tuning.protocol import LOCAL, final_config, read_protocol, trial_config
-from recollect.tuning.space import as_settings
 from training.small_runs import make_images
-from tuning.tuning_runs import config_of, make_data
 
 DRAWN = {"lr": 2e-3, "gamma": 0.4, "epochs": 10, "decays": 3, "first_decay": 0.4}
 
@@ -28,7 +28,7 @@ def test_the_first_half_of_the_training_classes_trains_and_the_second_validates(
     assert sets.validation is not None
     assert list(sets.validation.class_names) == [f"train-{n:02d}" for n in range(4, 8)]
     assert sets.test is None
-    assert protocol.train == (4, 24)
+    assert protocol.train == {"classes": 4, "images": 24}
     assert protocol.fingerprints == {
         "train": sets.train.fingerprint, "validation": sets.validation.fingerprint,
     }  # fmt: skip
@@ -39,18 +39,18 @@ def test_the_first_half_of_the_training_classes_trains_and_the_second_validates(
 
 def test_the_final_training_takes_all_classes_and_stops_where_validation_was_best(tmp_path: Path) -> None:
     protocol = read_protocol(config_of(make_data(tmp_path)))
-    config = final_config(protocol, as_settings(DRAWN), 7)
+    config = final_run_config(protocol, as_settings(DRAWN), 7)
     sets = load_sets(config)
     assert (sets.train.num_classes, sets.validation, sets.test) == (8, None, None)
     assert (config.run.epochs, config.optimizer.milestones) == (7, (4.0, 6.0))
     assert (config.optimizer.lr, config.optimizer.gamma) == (2e-3, 0.4)
-    assert final_config(protocol, as_settings(DRAWN), 0).run.epochs == 1
+    assert final_run_config(protocol, as_settings(DRAWN), 0).run.epochs == 1
 
 
 def test_half_of_the_classes_may_not_fill_the_recipes_batch(tmp_path: Path) -> None:
     protocol = read_protocol(config_of(make_data(tmp_path), **{"batch.size": 32}))
     assert trial_config(protocol, as_settings(DRAWN)).batch.size == 16  # 4 classes × 4 images
-    assert final_config(protocol, as_settings(DRAWN), 3).batch.size == 32
+    assert final_run_config(protocol, as_settings(DRAWN), 3).batch.size == 32
     assert "Batches of 32 images need 8 classes, but the search trains on 4" in " ".join(protocol.remarks)
 
 
@@ -58,9 +58,7 @@ def test_a_length_in_steps_becomes_epochs_of_all_classes(tmp_path: Path) -> None
     config = config_of(
         make_data(tmp_path), **{"run.epochs": None, "run.steps": 12, "batch.batches_per_epoch": None, "batch.size": 8}
     )
-    protocol = read_protocol(config)
-    assert protocol.epochs == 2  # 48 images, 8 a batch: 6 batches an epoch
-    assert str(protocol.space["epochs"]) == "1:3"
+    assert str(read_protocol(config).space["epochs"]) == "1:3"  # of two: 48 images are 6 batches of 8
 
 
 def test_evaluations_lie_at_the_same_epochs_in_every_trial(tmp_path: Path) -> None:
@@ -108,9 +106,9 @@ def test_instance_search_validates_on_classes_too(tmp_path: Path, root: str | No
         protocol = read_protocol(resolve("gldv1/r101/rsk", {**settings, "data.validation_root": root}))
     config = trial_config(protocol, as_settings(DRAWN))
     assert (config.data.validation, config.data.validation_root, config.run.select) == ("paper", None, "r@1")
-    final = final_config(protocol, as_settings(DRAWN), 3)
+    final = final_run_config(protocol, as_settings(DRAWN), 3)
     assert (final.data.validation, final.data.validation_root, final.run.select) == ("none", None, "r@1")
-    assert (protocol.train, protocol.validation) == ((4, 24), (4, 24))
+    assert protocol.train == protocol.validation == {"classes": 4, "images": 24}
     said = " ".join(protocol.remarks)
     assert "second half of the training classes instead of the queries of sfm120k" in said
     assert "The recipe's map needs queries with ground truth: the search selects by r@1" in said

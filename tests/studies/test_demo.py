@@ -12,7 +12,7 @@ from recollect.cli.main import app
 from recollect.common.errors import ConfigError
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config
-from recollect.studies import demonstration as demo
+from recollect.studies import demo
 from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import Outcome

@@ -1,7 +1,7 @@
 """``compare_losses``: several losses on the same images, each at its own best learning rate, with the same budget.
 
-A comparison has one cell per loss on a bench made from the user's data. ``matrix.py`` says which runs there are,
-``matrix_runs.py`` executes and resumes them, ``comparison.py`` reads the results.
+A comparison has one cell per loss on a bench made from the user's data. ``protocol.py`` says which runs there are,
+``runner.py`` executes and resumes them, ``summary.py`` reads the results.
 """
 
 from __future__ import annotations
@@ -21,12 +21,21 @@ from recollect.common.errors import ConfigError
 from recollect.common.reading import parse_yaml
 from recollect.config.automatic import PAPER_BATCH, choose_device, is_pretrained, settle
 from recollect.config.resolve import resolve, with_data
-from recollect.config.schema import Config
 from recollect.data import only_splits
-from recollect.studies.compared_losses_page import check_page, write_comparison
-from recollect.studies.comparison import LossComparison, PlannedComparison
-from recollect.studies.matrix import LADDER, Bench, Cell, EqualImages, Matrix, Run, UntilValidation
-from recollect.studies.matrix_runs import run_matrix
+from recollect.report.page import check_target
+from recollect.studies.pages import write_comparison
+from recollect.studies.protocol import (
+    LADDER,
+    Bench,
+    Cell,
+    EqualImages,
+    Matrix,
+    Run,
+    UntilValidation,
+    usable_classes,
+)
+from recollect.studies.runner import run_matrix
+from recollect.studies.summary import LossComparison, PlannedComparison
 from recollect.training.build import built, load_sets, make_loss
 from recollect.training.trainer import plan
 
@@ -35,16 +44,8 @@ HEAD_STEPS = 1500
 """Maximum number of steps of a search on frozen features, where a step takes milliseconds."""
 HEAD_IMAGES = 160_000
 """Maximum number of images that a run on frozen features sees, unless ten steps see more."""
-_NO_STEP = {
-    "run.steps": 0,
-    "run.epochs": None,
-    "run.head_steps": 0,
-    "run.evaluate_first": True,
-    "run.watch_test": True,
-    "run.verdict": False,
-    "data.validation": "none",
-}
-"""Settings of a run that only sets the last layer to its closed form, and measures it."""
+_FIXED = ("loss.name", "loss.options", "run.seed", "optimizer.schedule", "optimizer.milestones", "optimizer.gamma")
+"""Settings that would have no effect: the schedule of every run follows from the budget."""
 
 
 def compare_losses(
@@ -91,7 +92,7 @@ def compare_losses(
     for line in planned.lines():
         logger.info(line)
     planned.matrix.open()
-    check_page(planned.matrix.out)  # before the runs, not after
+    check_target(planned.matrix.out / "comparison.html", False, "recollect compare")  # before the runs, not after
     if minutes != 0:
         _compute_features(planned)
     complete = run_matrix(planned.matrix, planned.cells, jobs=jobs, minutes=minutes)
@@ -129,15 +130,20 @@ def plan_comparison(
     """
     recipe, chosen_settings = with_data(recipe, settings, data, root)
     recipe = recipe or "folder"
-    if own := [key for key in chosen_settings if key.startswith(("loss.name", "loss.options", "run.seed"))]:
-        raise ConfigError(f"{own[0]} would have no effect: a comparison takes it from --losses and --seeds. Remove it.")
+    if own := [key for key in chosen_settings if key.startswith(_FIXED)]:
+        raise ConfigError(
+            f"{own[0]} would have no effect: a comparison takes losses and seeds from --losses and --seeds, and sets the "
+            "schedule by its budget. Remove it."
+        )
     given = dict(chosen_settings)
     config = resolve(recipe, given)
     chosen = parse_losses(losses)
     train = load_sets(replace(config, run=replace(config.run, watch_test=False, verdict=False))).train
     device = choose_device(config.run.device)
     settled, _ = settle(config, train, device, is_pretrained(config.model))
-    batch = _batch(settled, train.class_sizes)
+    batch, each = settled.batch.size, settled.batch.samples_per_class
+    if not isinstance(batch, int):
+        batch = each * max(2, min(usable_classes(settled.batch, train.class_sizes), PAPER_BATCH // each))
     frozen = settled.model.freeze != "none"
     given |= {"model.freeze": settled.model.freeze, "loss.options": {}}
     if frozen:
@@ -146,17 +152,18 @@ def plan_comparison(
         budget: EqualImages | UntilValidation = UntilValidation(most, most * batch)
     else:
         epochs = settled.run.epochs if isinstance(settled.run.epochs, int) else 0
-        each = settled.batch.batches_per_epoch or max(1, len(train) // batch)
-        images = (steps or settled.run.steps or epochs * each) * batch
-        budget = EqualImages(images)
+        batches = settled.batch.batches_per_epoch or max(1, len(train) // batch)
+        budget = EqualImages((steps or settled.run.steps or epochs * batches) * batch)
         given.setdefault("optimizer.warm_up", 0.1)
         given |= {"optimizer.milestones": []}
     rate = settled.optimizer.lr if isinstance(settled.optimizer.lr, float) else 1e-4
+    nearest = min(range(len(LADDER)), key=lambda number: abs(math.log(LADDER[number] / rate)))
+    first = max(0, nearest - 1)
     bench = Bench(
         name=_slug(f"{settled.data.name}-{settled.model.init}"),
         recipe=str(recipe),
         budget=budget,
-        rates=_first_rates(rate),
+        rates=LADDER[first : first + 2],  # the usual one and the next lower
         settings=given,
     )
     cells = [_cell(bench, name, options, batch) for name, options in chosen]
@@ -170,9 +177,10 @@ def plan_comparison(
     matrix = Matrix(Path(out), tuple(range(1, seeds + 1)), about)
     starts = []  # each compared with the next, the losses with the first
     if settled.model.whitening:
-        starts.append(Cell(bench, "start", "the closed form", batch, _NO_STEP, trains=False))
+        starts.append(Cell(bench, "start", "the closed form", batch, trains=False))
     if is_pretrained(settled.model):
-        starts.append(Cell(bench, "init", "no training", batch, {"model.dim": None}, trains=False))
+        features = {"model.dim": None, "model.freeze": "none"}
+        starts.append(Cell(bench, "init", "no training", batch, features, trains=False))
     pairs = [*itertools.combinations(cells, 2), *itertools.product(cells, starts[:1]), *itertools.pairwise(starts)]
     planned = PlannedComparison(matrix, [*cells, *starts], pairs, settled, len(train), len(train.class_names))
     return _timed(planned) if timed and not all(run.done for run in matrix.runs(planned.cells)) else planned
@@ -249,20 +257,6 @@ def _slug(text: str) -> str:
     """A folder name for a text; different texts get different names."""
     plain = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")[:60] or "loss"
     return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-
-
-def _batch(settled: Config, sizes: Any) -> int:
-    if isinstance(settled.batch.size, int):
-        return settled.batch.size
-    each = settled.batch.samples_per_class
-    usable = int((sizes >= (each if settled.batch.small_classes == "drop" else 1)).sum())
-    return each * max(2, min(usable, PAPER_BATCH // each))
-
-
-def _first_rates(rate: float) -> tuple[float, ...]:
-    """The two learning rates that a search starts with: the usual one and the next lower."""
-    place = min(range(len(LADDER)), key=lambda number: abs(math.log(LADDER[number] / rate)))
-    return LADDER[max(0, place - 1) : max(0, place - 1) + 2]
 
 
 def _compute_features(planned: PlannedComparison) -> None:

@@ -17,16 +17,18 @@ from matrix_bench import two_cells
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import try_lock
-from recollect.config.schema import ModelConfig
+from recollect.config.resolve import resolve
+from recollect.config.schema import Config
 from recollect.data import load
-from recollect.inference.models import make_embedder
-from recollect.models import Embedder
-from recollect.studies import matrix_runs
-from recollect.studies.comparison import collect
-from recollect.studies.matrix import Bench, Cell, Matrix, UntilValidation
-from recollect.studies.matrix_runs import run_matrix
+from recollect.studies import runner
+from recollect.studies.protocol import Bench, Cell, Matrix, UntilValidation
+from recollect.studies.runner import ForeignRunError, begin_or_resume, run_matrix
+from recollect.studies.summary import collect
 from recollect.training import build
+from recollect.training.run_folder import RunFolder
 from training.small_runs import final_weights, same_bits
+
+UNTRAINED = {"model.weights": "none", "model.dim": None, "model.freeze": "none"}
 
 
 def finished(study: Matrix) -> dict[str, float]:
@@ -90,21 +92,16 @@ def test_a_run_that_fails_is_said_and_does_not_stop_the_others(
     assert len(results["good"].by_seed) == 3
 
 
-def test_cells_that_train_nothing(here: None, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[int] = []
-
-    def remember(model: ModelConfig, seed: int) -> Embedder:
-        drawn.append(seed)
-        return make_embedder(model, seed)
-
-    monkeypatch.setattr(matrix_runs, "make_embedder", remember)
-    cell = Cell(bench, "init", "untrained", 16, {"model.weights": "none", "model.dim": None}, trains=False)
+def test_cells_that_train_nothing(here: None, bench: Bench, tmp_path: Path) -> None:
+    cell = Cell(bench, "init", "untrained", 16, UNTRAINED, trains=False)
     study = Matrix(tmp_path / "study")
     assert run_matrix(study, [cell], jobs=1)
     result = collect(study, [cell])["init"]
     assert result.mean is not None
     assert 0 < result.mean <= 100
-    assert sorted(result.by_seed) == [1, 2, 3] == drawn  # random weights are drawn for each seed
+    assert sorted(result.by_seed) == [1, 2, 3]
+    one, other = (final_weights(run.folder) for run in study.reported(cell)[:2])
+    assert not same_bits(one, other)  # random weights are drawn for each seed
 
 
 @pytest.mark.release
@@ -142,7 +139,7 @@ def test_a_finished_run_without_a_measurement_is_named(bench: Bench, tmp_path: P
 def test_what_was_repaired_is_done_by_the_next_call(
     here: None, bench: Bench, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    init = Cell(bench, "init", "untrained", 16, {"model.weights": "none", "model.dim": None}, trains=False)
+    init = Cell(bench, "init", "untrained", 16, UNTRAINED, trains=False)
     cells, study = [*two_cells(bench), init], Matrix(tmp_path / "study")
     image = next((data / "test").rglob("*.png"))
     content = image.read_bytes()
@@ -215,21 +212,54 @@ def test_no_search_run_reaches_the_test_set(
     assert any("only train may be read" in line for line in caplog.messages)
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Config:
+    """What a study asks for, with settings left to be chosen; trainings are only counted."""
+    config = resolve(None, {"data.name": "glyphs", "optimizer.lr": 0.01, "run.steps": 3, "run.epochs": None})
+    assert config.data.augmentation == "auto"
+    monkeypatch.setattr("recollect.studies.runner.train", lambda *given, **options: options.get("resume"))
+    return config
+
+
+def begun(config: Config, path: Path) -> None:
+    path.mkdir(parents=True)
+    RunFolder(path).write_config(config)
+
+
+def test_a_run_says_what_automatic_settings_came_to(asked: Config, tmp_path: Path) -> None:
+    """As in a study that was interrupted: the run's own configuration has no "auto" any more."""
+    begun(replace(asked, data=replace(asked.data, augmentation="none")), tmp_path / "run")
+    assert begin_or_resume(tmp_path / "run", asked) == tmp_path / "run"
+
+
+def test_a_run_of_other_settings_is_refused(asked: Config, tmp_path: Path) -> None:
+    others = {
+        "rate": replace(asked, optimizer=replace(asked.optimizer, lr=0.02)),
+        "seed": replace(asked, run=replace(asked.run, seed=7)),
+        "code": replace(asked, data=replace(asked.data, augmentation="evil.py:Augmentation")),
+    }
+    for name, other in others.items():
+        begun(other, tmp_path / name)
+        with pytest.raises(ForeignRunError, match="other settings") as refused:
+            begin_or_resume(tmp_path / name, asked)
+        assert "{" not in str(refused.value), "in words"
+
+
 @pytest.mark.parametrize(("text", "cores"), [("2,1", 2), ("3", 3), ("", os.cpu_count()), ("many", os.cpu_count())])
 def test_the_share_of_cores(text: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", text)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert matrix_runs._share(None) == (cores, 1)
-    assert matrix_runs._share(1) == (1, cores)
+    assert runner._share(None) == (cores, 1)
+    assert runner._share(1) == (1, cores)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert matrix_runs._share(None) == (1, cores)
+    assert runner._share(None) == (1, cores)
 
 
 SCRIPT = """
 import multiprocessing, signal, time
 from concurrent.futures import ProcessPoolExecutor
 from recollect.cli.main import run_command
-from recollect.studies.matrix_runs import _stopping, end_with_parent
+from recollect.studies.runner import _stopping, end_with_parent
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+from tuning_runs import config_of, make_data
 
-from recollect.tuning.protocol import Protocol, read_protocol
-from recollect.tuning.results import MIN_FOR_IMPORTANCE, TrialRecord, best_trial, importance, read_results
-from recollect.tuning.study_database import StudyDatabase
-from tuning.tuning_runs import config_of, make_data
+from recollect.studies.protocol import Protocol, read_protocol
+from recollect.studies.runner import TrialQueue
+from recollect.studies.summary import MIN_FOR_IMPORTANCE, TrialRecord, best_trial, importance, read_results
 
 
 @pytest.fixture(scope="module")
@@ -29,23 +29,24 @@ def fill(study: Any, count: int, seed: int = 0, noise: float = 0.0) -> None:
         "lr": optuna.distributions.FloatDistribution(1e-4, 1e-2, log=True),
         "gamma": optuna.distributions.FloatDistribution(0.1, 0.5),
     }
-    for _ in range(count):
+    before = len(study.trials)
+    for slot in range(before, before + count):
         drawn = {"lr": float(10 ** random.uniform(-4, -2)), "gamma": float(random.uniform(0.1, 0.5))}
         value = float(1 - abs(np.log10(drawn["lr"]) + 3) / 4 + noise * random.normal())
-        facts = {"drawn": drawn, "value": value, "seconds": 2.0, "images": 7}
+        facts = {"slot": slot, "drawn": drawn, "value": value, "seconds": 2.0, "images": 7}
         study.add_trial(optuna.trial.create_trial(params=drawn, distributions=ranges, value=value, user_attrs=facts))
 
 
 def test_importance_finds_what_matters_and_needs_no_other_package(
     protocol: Protocol, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = StudyDatabase(tmp_path)
-    fill(store.study, 19)
-    assert read_results(store, protocol).importance == {}  # too few to say
-    fill(store.study, 21, seed=1)
+    queue = TrialQueue(tmp_path)
+    fill(queue.study, 19)
+    assert read_results(queue, protocol).importance == {}  # too few to say
+    fill(queue.study, 21, seed=1)
     for absent in ("sklearn", "scipy"):
         monkeypatch.setitem(sys.modules, absent, None)
-    results = read_results(store, protocol)
+    results = read_results(queue, protocol)
     assert set(results.importance) == {"lr", "gamma"}  # what is fixed has none
     assert results.importance["lr"] > 2 * results.importance["gamma"]
     assert sum(results.importance.values()) == pytest.approx(1, abs=1e-3)
@@ -61,7 +62,7 @@ def test_at_the_fewest_trials_importance_is_no_noise() -> None:
     for seed in range(12):
         study = optuna.create_study(direction="maximize")
         fill(study, MIN_FOR_IMPORTANCE, seed, noise=0.005)
-        shares = importance(optuna, study, ["lr", "gamma"])
+        shares = importance(study, ["lr", "gamma"])
         first += shares["lr"] > shares["gamma"]
     assert first >= 11  # 7 with ten trials and their best tenth, 10 with twenty
 
@@ -87,13 +88,20 @@ def test_of_equals_the_first_is_chosen_and_only_what_ran_to_its_end() -> None:
 
 
 def test_running_and_queued_trials_are_shown_as_such(protocol: Protocol, tmp_path: Path) -> None:
-    store = StudyDatabase(tmp_path)
-    first, second = store.claim(2), store.claim(2)
-    assert first is not None
-    assert second is not None
-    with pytest.raises(KeyboardInterrupt), store.at_work(first):
+    queue = TrialQueue(tmp_path)
+
+    def interrupted(trial: Any, slot: int) -> None:
         raise KeyboardInterrupt
-    results = read_results(store, protocol)
-    assert [(t.number, t.state, t.value) for t in results.trials] == [(0, "queued", None), (1, "running", None)]
-    assert results.chosen is None
-    second.lock.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        queue.run(1, interrupted)
+    assert [(t.number, t.state, t.value) for t in read_results(queue, protocol).trials] == [(0, "queued", None)]
+
+    def watching(trial: Any, slot: int) -> float:
+        results = read_results(queue, protocol)
+        assert [(t.number, t.state, t.value) for t in results.trials] == [(0, "running", None)]
+        assert results.chosen is None
+        return 0.5
+
+    queue.run(1, watching)
+    assert read_results(queue, protocol).count("done") == 1

@@ -1,7 +1,4 @@
-"""The page of a study: everything is there, for everyone, and nothing that a name smuggles in acts.
-
-Also covers ``tuning/study_page_parts.py``.
-"""
+"""The page of a study: everything is there, for everyone, and nothing that a name smuggles in acts."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ import pytest
 from recollect.common.errors import InputError
 from recollect.config.schema import DataConfig
 from recollect.report.charts import Point, scatter_chart
-from recollect.tuning.results import StudyResults, TrialRecord
-from recollect.tuning.study_page import write_page
+from recollect.studies.pages import write_study
+from recollect.studies.summary import StudyResults, TrialRecord
 
 SETTINGS = {"optimizer.lr": 1e-3, "optimizer.milestones": [1.0, 2.0], "run.epochs": 4}
 
@@ -48,7 +45,7 @@ def results(**more: Any) -> StudyResults:
 
 
 def page(path: Path, **more: Any) -> str:
-    return write_page(path / "report.html", results(**more)).read_text(encoding="utf-8")
+    return write_study(path / "report.html", results(**more)).read_text(encoding="utf-8")
 
 
 class _Reader(HTMLParser):

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from recollect.cli.main import app
 from recollect.common.errors import ConfigError, InputError, RecollectError
-from recollect.studies import compared_losses, matrix_runs
-from recollect.studies.compared_losses import compare_losses, parse_losses, plan_comparison
-from recollect.studies.compared_losses_page import write_comparison
-from recollect.studies.comparison import CellResult, LossComparison, PairOfLosses, decided, interval
-from recollect.studies.matrix import Cell, RateChoice
+from recollect.studies import compare as comparing, runner
+from recollect.studies.compare import compare_losses, parse_losses, plan_comparison
+from recollect.studies.pages import write_comparison
+from recollect.studies.protocol import Cell, RateChoice
+from recollect.studies.summary import CellResult, LossComparison, PairOfLosses, decided, interval
 from recollect.training.run_folder import RunFolder
 from recollect.training.trainer import train
 from training.small_runs import make_images
@@ -75,7 +75,7 @@ def test_a_search_never_loads_a_test_image(
     here: None, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
-    original = matrix_runs.trial.run
+    original = runner.begin_or_resume
 
     def watched(folder: Path, config: Any, *more: Any) -> Any:
         if "search" in folder.parts:
@@ -86,14 +86,14 @@ def test_a_search_never_loads_a_test_image(
             seen.append(config.run.watch_test)
         return original(folder, config, *more)
 
-    monkeypatch.setattr(matrix_runs.trial, "run", watched)
+    monkeypatch.setattr(runner, "begin_or_resume", watched)
     compare(images, tmp_path / "out", "smooth_ap", seeds=1, steps=1)
     assert seen
     assert not any(seen)
 
 
 def test_the_pool_of_processes_is_replaced_in_these_tests(here: None) -> None:
-    assert matrix_runs.ProcessPoolExecutor is InProcess
+    assert runner.ProcessPoolExecutor is InProcess
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,12 @@ def test_wrong_losses_are_told_before_anything_is_trained(
     with pytest.raises(ConfigError, match=words):
         plan_comparison(losses, "folder", {**SMALL, "data.root": str(images)}, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("setting", ["optimizer.milestones=[1]", "optimizer.schedule=constant", "run.seed=3"])
+def test_settings_that_would_have_no_effect_are_refused(images: Path, tmp_path: Path, setting: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{setting.partition('=')[0]} would have no effect"):
+        plan_comparison("smooth_ap", settings=[setting], data=images, out=tmp_path / "out", timed=False)
 
 
 def test_options_of_a_loss() -> None:
@@ -151,7 +157,7 @@ def test_the_closed_form_is_what_every_loss_starts_from(here: None, images: Path
 def test_no_run_sees_more_images_than_the_budget_says(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compared_losses, "HEAD_IMAGES", 480)
+    monkeypatch.setattr(comparing, "HEAD_IMAGES", 480)
     planned = plan_comparison("smooth_ap", data=images, out=tmp_path / "out", timed=False)
     cell, search = planned.cells[0], planned.matrix.runs(planned.cells)[0].settings()
     assert (cell.batch, search["batch.size"]) == (48, 24), "half of the classes fill only half of a batch"

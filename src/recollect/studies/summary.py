@@ -1,4 +1,7 @@
-"""A comparison of losses: its plan, the results of its cells, and the difference of each pair.
+"""Results of studies as plain records: the trials of a search, and the cells and pairs of a comparison.
+
+A search is read from its database only, so that every participating machine can write the whole report. ``pages.py`` and
+the command line show these records; ``trials.csv``, ``study.json`` and ``comparison.json`` contain them.
 
 Losses are compared seed by seed: runs of one seed share their batches and, from scratch, their first weights, so their
 paired difference varies less than the difference of two means. Its 90 % interval (Student's t, seeds − 1 degrees of freedom)
@@ -7,25 +10,190 @@ decides; with fewer than three seeds nothing is decided.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from recollect._version import __version__
 from recollect.common.errors import DataError
-from recollect.common.text import in_decimals, in_words
+from recollect.common.files import write_json, write_text
+from recollect.common.text import in_decimals, in_words, number_of
 from recollect.config.schema import Config
-from recollect.studies.matrix import Cell, Matrix, RateChoice, Run, failure_of, outcome_of
+from recollect.studies.protocol import Cell, Matrix, Protocol, RateChoice, Run, failure_of, outcome_of
+from recollect.studies.runner import TrialQueue, is_abandoned
 from recollect.training.run_folder import RunFolder
 
+_STATES = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "queued"}
+MIN_FOR_IMPORTANCE = 20
+"""Trials below which the importance of parameters is noise."""
+BEST_SHARE = 0.3
+"""Share of best trials that are compared with all. A tenth of 20 would be two, and anything these two have in common
+would appear important."""
 MIN_SEEDS = 3
 # Two-sided 90 % of Student's t for 1, 2, … degrees of freedom; beyond the last it is a little too wide.
 _T90 = [
     *(6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812),
     *(1.796, 1.782, 1.771, 1.761, 1.753, 1.746, 1.740, 1.734, 1.729, 1.725),
 ]
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial. ``value`` is the best validation metric as a fraction; values that are not known yet are None."""
+
+    number: int
+    state: str
+    drawn: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    value: float | None = None
+    best_epoch: float | None = None
+    best_step: int | None = None
+    map_at_r: float | None = None
+    steps: int = 0
+    seconds: float = 0.0
+    images: int = 0
+    host: str = ""
+    failure: str = ""
+    curve: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def merit(self) -> tuple[float, float, int]:
+        """The key for comparing trials: the validation metric; among equals mAP@R, then the earlier trial."""
+        return self.value or 0.0, self.map_at_r or 0.0, -self.number
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """A study.
+
+    Attributes:
+        name: name of the study. recipe: the tuned recipe. select: the validation metric.
+        space: parameter → its range, as text.
+        trials: by number. chosen: the number of the best, None as long as there is none.
+        importance: parameter → share; empty with few trials.
+        seconds, images: cost of the search, over all trials.
+        final: the training on all classes and its test, once done.
+        protocol: classes and images of both halves, remarks.
+    """
+
+    name: str
+    folder: str
+    recipe: str
+    data: str
+    select: str
+    sampler: str
+    seed: int
+    space: dict[str, str]
+    trials: list[TrialRecord]
+    chosen: int | None
+    importance: dict[str, float]
+    seconds: float
+    images: int
+    final: dict[str, Any] | None
+    protocol: dict[str, Any]
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The chosen trial."""
+        return next((trial for trial in self.trials if trial.number == self.chosen), None)
+
+    def count(self, *states: str) -> int:
+        """How many trials are in one of these states."""
+        return sum(trial.state in states for trial in self.trials)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as in ``study.json``."""
+        return {"written_by": f"recollect {__version__}", **asdict(self)}
+
+
+def read_results(queue: TrialQueue, protocol: Protocol, final: dict[str, Any] | None = None) -> StudyResults:
+    """Everything the database contains about a study."""
+    trials = [_record(slot, trial) for slot, trial in queue.slots().items()]
+    best = best_trial(trials)
+    base = protocol.base
+    return StudyResults(
+        name=queue.study.study_name,
+        folder=str(queue.folder),
+        recipe=base.name,
+        data=base.data.title,
+        select=base.run.select,
+        sampler=queue.sampler,
+        seed=queue.seed,
+        space=protocol.ranges,
+        trials=trials,
+        chosen=None if best is None else best.number,
+        importance=importance(queue.study, [name for name, parameter in protocol.space.items() if not parameter.fixed]),
+        seconds=round(sum(trial.seconds for trial in trials), 1),
+        images=sum(trial.images for trial in trials),
+        final=final,
+        protocol={
+            "train": dict(protocol.train),
+            "validation": dict(protocol.validation),
+            "fingerprints": dict(protocol.fingerprints),
+            "batch": protocol.batch,
+            "final_batch": base.batch.size,
+            "remarks": list(protocol.remarks),
+            "published": dict(base.published),
+        },
+    )
+
+
+def _record(slot: int, trial: Any) -> TrialRecord:
+    facts = {key: value for key, value in trial.user_attrs.items() if key in TrialRecord.__dataclass_fields__}
+    facts["curve"] = [(float(epoch), float(value)) for epoch, value in facts.get("curve", [])]
+    if trial.state.name == "FAIL":
+        facts["value"] = None
+    return TrialRecord(
+        slot,
+        "queued" if is_abandoned(trial) else _STATES[trial.state.name],
+        host=trial.user_attrs.get("owner", {}).get("host", ""),
+        **facts,
+    )
+
+
+def best_trial(trials: list[TrialRecord]) -> TrialRecord | None:
+    """The completed trial with the highest validation metric; among equals see ``TrialRecord.merit``."""
+    done = [trial for trial in trials if trial.state == "done" and trial.value is not None]
+    return max(done, key=lambda trial: trial.merit, default=None)
+
+
+def importance(study: Any, names: list[str]) -> dict[str, float]:
+    """PED-ANOVA: how far the best trials' values of a parameter differ from all values. Needs no other package.
+
+    Returns:
+        Parameter → share; empty with fewer than ``MIN_FOR_IMPORTANCE`` finished trials, or if all have one value.
+    """
+    done = [trial for trial in study.get_trials(deepcopy=False) if trial.state.name == "COMPLETE"]
+    if len(done) < MIN_FOR_IMPORTANCE or not names or len({trial.value for trial in done}) < 2:
+        return {}
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
+    found = get_param_importances(study, evaluator=evaluator, params=names)
+    shares = {str(name): round(float(value), 4) for name, value in found.items()}
+    return shares if math.isfinite(sum(shares.values())) else {}
+
+
+def write_tables(folder: Path, results: StudyResults) -> None:
+    """Write ``trials.csv`` and ``study.json``."""
+    write_json(folder / "study.json", results.as_dict())
+    keys = list(dict.fromkeys(key for trial in results.trials for key in trial.settings))
+    head = ["trial", "state", "chosen", results.select, "map@r", "best_epoch", "steps", "seconds", "images"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*head, *keys, "host", "failure"])
+    for trial in results.trials:
+        facts = [trial.value, trial.map_at_r, trial.best_epoch, trial.steps, trial.seconds, trial.images]
+        settings = [trial.settings.get(key) for key in keys]
+        shown = [" ".join(map(str, value)) if isinstance(value, list) else value for value in settings]
+        chosen = "yes" if trial.number == results.chosen else ""
+        writer.writerow([trial.number, trial.state, chosen, *facts, *shown, trial.host, trial.failure])
+    write_text(folder / "trials.csv", text.getvalue())
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -168,13 +336,14 @@ class PairOfLosses:
             return f"{a} and {b} have no finished seeds in common yet."
         middle, half = interval(found)
         low, high = middle - half, middle + half
-        seeds = f"{len(found)} seed{'s' if len(found) > 1 else ''}"
+        difference, lowest, highest = (in_decimals(points, 1, plus=True) for points in (middle, low, high))
+        seeds = number_of(len(found), "seed")
         if len(found) < MIN_SEEDS:
-            return f"{a} and {b} differ by {_points(middle)} points of r@1 over {seeds}: too few seeds to decide."
+            return f"{a} and {b} differ by {difference} points of r@1 over {seeds}: too few seeds to decide."
         if not decided(found):
             return (
-                f"{a} and {b} cannot be distinguished here: the difference is {_points(middle)} points of r@1, 90 % interval "
-                f"{_points(low)} to {_points(high)}, {seeds}."
+                f"{a} and {b} cannot be distinguished here: the difference is {difference} points of r@1, 90 % interval "
+                f"{lowest} to {highest}, {seeds}."
             )
         if middle < 0:
             a, b, low, high = b, a, -high, -low
@@ -193,10 +362,6 @@ class PairOfLosses:
             "by_seed": list(self.differences),
             "sentence": self.sentence,
         }
-
-
-def _points(difference: float) -> str:
-    return in_decimals(difference, 1, plus=True)
 
 
 @dataclass(frozen=True)

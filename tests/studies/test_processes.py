@@ -7,12 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from tuning_runs import as_recipe, config_of, make_data, study, told
 
 from faults.trials import Running, run
+from recollect.studies.summary import StudyResults
 from recollect.training.run_folder import RunFolder
-from recollect.tuning.results import StudyResults
 from training.killed import signal_at
-from tuning.tuning_runs import as_recipe, config_of, make_data, study, told
 
 SPACE = ["epochs=3", "lr=1e-3:1e-2"]
 LENGTH = {"batch.batches_per_epoch": 8}

@@ -1,0 +1,221 @@
+"""The pages of studies: ``report.html`` of a search and ``comparison.html`` of losses, one self-contained file each.
+
+Built from the records of ``summary.py`` with the templates of ``templates/`` and the charts of ``report``: no script, no
+network. Names of losses, classes and machines come from others: ``_escape`` lets every text pass through
+``report/markup.py``, and Jinja2 escapes whatever else a template prints.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from recollect._version import __version__
+from recollect.common.files import write_json, write_text
+from recollect.common.text import in_decimals, in_words, number_of
+from recollect.config.recipes import published_tests
+from recollect.evaluation import metric_name
+from recollect.report import markup
+from recollect.report.charts import Bar, Line, Point, bar_chart, line_chart, scatter_chart
+from recollect.report.page import check_target, document
+from recollect.studies.summary import (
+    BEST_SHARE,
+    MIN_FOR_IMPORTANCE,
+    LossComparison,
+    StudyResults,
+    TrialRecord,
+    in_points,
+)
+
+TITLES = {
+    "lr": "learning rate",
+    "decays": "number of decays",
+    "first_decay": "first decay, share of the training",
+    "gamma": "size of a decay (gamma)",
+    "epochs": "epochs",
+}
+_CURVES = 6
+
+
+# A search ---------------------------------------------------------------------------------------------------------------
+
+
+def write_study(path: Path, results: StudyResults) -> Path:
+    """Write the page of a search; an earlier page of a study is overwritten, any other file is not."""
+    check_target(path, False, "recollect tune")
+    heading = f"Settings for {results.data if results.recipe == 'folder' else results.recipe}"
+    measured = sorted((t for t in results.trials if t.value is not None), key=lambda t: t.merit, reverse=True)
+    tests = (results.final or {}).get("metrics", {})
+    published = published_tests(results.protocol["published"])
+    body = _render(
+        "study.html",
+        heading=heading,
+        results=results,
+        best=results.best,
+        final=results.final,
+        halves=results.protocol,
+        unfinished=results.count("running", "queued"),
+        # folder/test is shown with the name of the folder.
+        tests={re.sub("^folder/", lambda _: f"{results.data}/", name): metrics for name, metrics in tests.items()},
+        published=[published.get(name) or published.get("") or {} for name in tests],
+        trials=[*measured, *(trial for trial in results.trials if trial.value is None)],
+        titles={name: TITLES.get(name, name) for name in results.space},
+        failures=[f"Trial {t.number:04d} failed: {t.failure}" for t in results.trials if t.failure],
+        course=_course(results),
+        curves=_curves([trial for trial in measured if trial.curve][:_CURVES]),
+        parameter_charts=markup.join(*(_parameter_chart(results, name) for name in results.space)),
+        best_share=BEST_SHARE,
+        min_for_importance=MIN_FOR_IMPORTANCE,
+        version=__version__,
+        today=f"{datetime.now():%-d %B %Y}",
+    )
+    sections = [(name.lower(), name) for name in ("Result", "Trials", "Parameters", "Cost", "Protocol")]
+    write_text(path, document(heading, body, sections, "recollect tune"))
+    return path
+
+
+def _course(results: StudyResults) -> markup.Markup | None:
+    """Each trial's value, in the order of trials."""
+    known = [(trial, trial.value) for trial in results.trials if trial.value is not None]
+    return scatter_chart(
+        [Point(f"trial {t.number:04d}", float(t.number), value, t.number == results.chosen) for t, value in known],
+        title="The search",
+        x_label="trial",
+        y_label=f"validation {results.select}",
+        percent=True,
+        caption="Each trial's best validation, in the order of trials.",
+    )
+
+
+def _curves(trials: Sequence[TrialRecord]) -> markup.Markup | None:
+    return line_chart(
+        [Line(f"trial {t.number:04d}", [epoch for epoch, _ in t.curve], [v for _, v in t.curve]) for t in trials],
+        title=f"Validation of the best {len(trials)} trials",
+        x_label="epoch",
+        y_label="validation",
+        percent=True,
+        caption="Where a curve falls again, longer training did not help.",
+    )
+
+
+def _parameter_chart(results: StudyResults, name: str) -> markup.Markup | None:
+    """Validation against a parameter that is a number."""
+    title, share = TITLES.get(name, name), results.importance.get(name)
+    points = [
+        Point(f"trial {t.number:04d}", float(t.drawn[name]), t.value, t.number == results.chosen)
+        for t in results.trials
+        if t.value is not None and t.state == "done" and type(t.drawn.get(name)) in (int, float)
+    ]
+    if len({point.x for point in points}) < 2:
+        return None
+    return scatter_chart(
+        points,
+        title=title[0].upper() + title[1:],
+        x_label=title,
+        y_label=f"validation {results.select}",
+        log=results.space[name].endswith(":log"),
+        percent=True,
+        caption=None if share is None else f"Importance {100 * share:.0f} %.",
+    )
+
+
+# A comparison -----------------------------------------------------------------------------------------------------------
+
+
+def write_comparison(found: LossComparison) -> None:
+    """Write ``comparison.html`` and ``comparison.json`` into the study's folder."""
+    ordered = sorted(found.results, key=lambda result: -(result.mean or -1))
+    bars = [
+        Bar(result.cell.label, result.mean, 0 if result.cell.trains else 1, result.half_width)
+        for result in ordered
+        if result.mean is not None
+    ]
+    lowest = min((bar.value - (bar.half or 0) for bar in bars), default=0.0)
+    low = max(0.0, 5.0 * math.floor((lowest - 5) / 5))
+    chart = bar_chart(
+        bars,
+        ["trained", "no step"] if any(bar.look for bar in bars) else ["trained"],
+        title="r@1 of each loss",
+        value="r@1",
+        low=low,
+        caption="Mean over seeds; the line is its 90 % interval." + (f" The axis begins at {low:g}." if low else ""),
+    )
+    known = ordered[0].metrics if ordered else {}
+    others = [name for name in known if name.startswith("r@") and name != "r@1"][:3]
+    batches = {(r.choice.batch, r.cell.batch) for r in ordered if r.choice and r.choice.batch not in (0, r.cell.batch)}
+    body = _render(
+        "comparison.html",
+        found=found,
+        planned=found.planned,
+        config=found.planned.config,
+        ordered=ordered,
+        chart=chart,
+        metrics={**{name: name for name in others}, **({"map@r": "mAP@R"} if "map@r" in known else {})},
+        trained=[result for result in ordered if result.cell.trains],
+        smaller_batches="".join(
+            f" Rate and steps were found at batch {a:,} and used at {b:,}." for a, b in sorted(batches)
+        ),
+        failures=[f"{result.cell.label}, {why}" for result in found.results for why in result.failures],
+        spent=sum((r.processor_seconds or 0) * len(r.by_seed) + (r.searched_seconds or 0) for r in found.results),
+    )
+    sections = [("results", "Results"), ("pairs", "Each pair"), ("how", "How it was measured")]
+    write_text(found.page, document("Losses compared", body, sections, "recollect compare"))
+    write_json(found.page.with_suffix(".json"), found.as_dict())
+
+
+# Templates --------------------------------------------------------------------------------------------------------------
+
+
+def _render(template: str, **values: Any) -> markup.Markup:
+    return markup.Markup(_environment().get_template(template).render(values))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        finalize=_escape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["bdi"] = lambda name: Markup(markup.name_of(name))
+    environment.filters |= {
+        "count": lambda number: f"{number:,}",
+        "label": lambda trial: f"{trial.number:04d}",
+        "metric": metric_name,
+        "number": lambda value: "–" if value is None else f"{value:g}",
+        "of": number_of,
+        "percent": lambda value: "–" if value is None else f"{100 * value:.2f} %",
+        "points": in_points,
+        "seconds": lambda value: "–" if not value else f"{value:.1f}" if value < 10 else f"{value:,.0f}",
+        "setting": _setting,
+        "signed": lambda value: in_decimals(value, 1, plus=True),
+        "words": in_words,
+    }
+    return environment
+
+
+def _escape(value: Any) -> Markup:
+    """What a template prints, as markup: ``report/markup.py`` decides what a text may do on a page."""
+    if isinstance(value, Markup):
+        return value
+    return Markup(markup.join(value if value is None or isinstance(value, str) else str(value)))
+
+
+def _setting(value: Any) -> str:
+    """A setting, shortened."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_setting, value)) or "none"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "–" if value is None else str(value)

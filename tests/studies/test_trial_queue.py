@@ -1,0 +1,225 @@
+"""Trials of a study: never too many, never lost, none twice, and none counted that did not end."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recollect.common.errors import ConfigError, DataError
+from recollect.studies.runner import TrialQueue
+from recollect.studies.space import read_space
+
+
+class Worker:
+    """A process of a study: remembers what it ran and drew, and what happens to it in the middle of a trial."""
+
+    def __init__(self, folder: Path, storage: Path | None = None, **options: Any) -> None:
+        self.queue = TrialQueue(folder, None if storage is None else str(storage), **options)
+        self.draws: list[tuple[int, float]] = []
+
+    def run(self, total: int, during: Callable[[], object] = lambda: None, value: float | None = 0.5) -> Worker:
+        def objective(trial: Any, slot: int) -> float | None:
+            self.draws.append((slot, trial.suggest_float("lr", 0.0, 1.0)))
+            during()
+            trial.set_user_attr("value", value)
+            return value
+
+        self.queue.run(total, objective)
+        return self
+
+    @property
+    def states(self) -> dict[int, str]:
+        return {slot: trial.state.name for slot, trial in self.queue.slots().items()}
+
+
+def killed() -> None:
+    """As ``kill -9``: Optuna records nothing, and the lock is released."""
+    raise SystemExit
+
+
+def sleep(database: Path) -> None:
+    """An hour without a heartbeat."""
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 hour')").rowcount == 1
+
+
+def test_no_more_trials_than_asked_for_and_none_twice(tmp_path: Path) -> None:
+    one, other = Worker(tmp_path), Worker(tmp_path)
+    one.run(3, during=lambda: other.run(3))
+    assert [slot for slot, _ in one.draws] == [0]
+    assert [slot for slot, _ in other.draws] == [1, 2]
+    assert one.run(3).states == {0: "COMPLETE", 1: "COMPLETE", 2: "COMPLETE"}
+    assert [slot for slot, _ in one.run(4).draws] == [0, 3]
+
+
+def test_without_a_common_lock_the_later_of_two_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = Worker(tmp_path), Worker(tmp_path)
+    one.queue._guard_file = other.queue._guard_file = None  # as with a database server
+    honest = one.queue._queue_next
+
+    def overtaken(total: int) -> bool:
+        monkeypatch.setattr(one.queue, "_queue_next", honest)
+        assert honest(total)
+        other.run(total)  # takes what was just queued
+        return True
+
+    monkeypatch.setattr(one.queue, "_queue_next", overtaken)
+    assert one.run(1).draws == []
+    assert [slot for slot, _ in other.draws] == [0]
+    for _ in range(2):  # both had queued it
+        one.queue.study.enqueue_trial({}, user_attrs={"slot": 1})
+    assert [slot for slot, _ in one.run(2).draws] == [1]
+    assert other.states == {0: "COMPLETE", 1: "COMPLETE"}
+
+
+def test_a_trial_whose_process_died_is_done_again_with_the_same_settings(tmp_path: Path) -> None:
+    one, other = Worker(tmp_path), Worker(tmp_path)
+    with pytest.raises(SystemExit):
+        one.run(1, during=killed)
+    assert one.states == {0: "RUNNING"}
+    assert other.run(1).draws == one.draws
+    assert other.states == {0: "COMPLETE"}
+    assert other.run(2).draws[-1][0] == 1  # the repetition has left no gap
+
+
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
+def test_a_trial_killed_before_it_began_is_known_at_once_and_draws_what_it_would_have(tmp_path: Path) -> None:
+    expected = Worker(tmp_path / "one").run(1).draws
+    worker = Worker(tmp_path / "two")
+    worker.queue._queue_next(1)
+    worker.queue.study.ask()  # and then nothing
+    assert Worker(tmp_path / "two").run(1).draws == expected
+
+
+def test_a_process_on_another_machine_is_known_by_its_heartbeat(tmp_path: Path) -> None:
+    here, there = (Worker(tmp_path / name / "s", tmp_path / "x.db") for name in ("here", "there"))
+    with pytest.raises(SystemExit):
+        there.run(1, during=killed)  # its lock tells nothing here: it lies in another folder
+    assert here.run(1).draws == []
+    sleep(tmp_path / "x.db")
+    assert here.run(1).draws == there.draws
+
+
+def test_a_process_that_wakes_up_finishes_its_own_trial(tmp_path: Path) -> None:
+    """Its folder's lock says that it is alive: nobody else may train there, however old its heartbeat."""
+    one, other = Worker(tmp_path), Worker(tmp_path)
+    naps = [1]
+
+    def nap() -> None:
+        if naps:
+            naps.clear()
+            sleep(tmp_path / "study.db")
+            assert other.run(1).draws == []
+
+    assert one.run(1, during=nap).states == {0: "COMPLETE"}
+    assert len(one.draws) == 2
+    assert one.draws[0] == one.draws[1]
+
+
+def test_a_process_whose_trial_was_given_away_goes_on_with_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "recollect")
+    one, other = (Worker(tmp_path / name / "s", tmp_path / "x.db") for name in ("here", "there"))
+
+    def sleep_long() -> None:
+        if not other.draws:
+            sleep(tmp_path / "x.db")
+            other.run(1, value=0.9)
+
+    one.run(2, during=sleep_long)
+    assert "trial 0000 was given up" in "\n".join(caplog.messages)
+    assert [slot for slot, _ in one.draws] == [0, 1]
+    assert other.draws == one.draws[:1]
+    assert [trial.value for trial in one.queue.slots().values()] == [0.9, 0.5]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DataError, ValueError])
+def test_an_interrupted_trial_is_run_again(tmp_path: Path, error: type[BaseException]) -> None:
+    def interrupted() -> None:
+        raise error
+
+    worker = Worker(tmp_path)
+    with pytest.raises(error):
+        worker.run(1, during=interrupted)
+    worker.run(1)
+    assert worker.draws[0] == worker.draws[1]
+    assert worker.states == {0: "COMPLETE"}
+
+
+def test_a_trial_that_failed_by_itself_counts(tmp_path: Path) -> None:
+    queue = TrialQueue(tmp_path)
+    slots = []
+
+    def failing(trial: Any, slot: int) -> None:
+        slots.append(slot)
+        trial.set_user_attr("failure", "the loss is nan")
+
+    queue.run(2, failing)
+    queue.run(2, failing)
+    assert slots == [0, 1]
+
+
+@pytest.mark.slow
+def test_tpe_learns_within_the_space_and_is_resumed_exactly(tmp_path: Path) -> None:
+    """Ten random draws, then TPE's own: they follow what was found, stay in bounds, and are the same after a kill."""
+    space = read_space(["lr=1e-4:1e-2", "decays=1:3", "loss.name=a,b"], {})
+    draws: dict[int, list[dict[str, Any]]] = {1: [], -1: []}
+
+    def study(folder: Path, sign: int, found: list[dict[str, Any]], total: int, end: Callable[[], object]) -> None:
+        def objective(trial: Any, slot: int) -> float:
+            found.append({name: parameter.draw(trial) for name, parameter in space.items()})
+            if slot + 1 == total:
+                end()
+            return sign * math.log10(found[-1]["lr"])
+
+        TrialQueue(folder, sampler="tpe").run(total, objective)
+
+    for sign, found in draws.items():  # the higher the learning rate the better, and the other way round
+        study(tmp_path / str(sign), sign, found, 12, lambda: None)
+        if sign == 1:  # a study is named after its folder
+            shutil.copytree(tmp_path / "1", tmp_path / "killed" / "1")
+        study(tmp_path / str(sign), sign, found, 16, lambda: None)
+    up, down = draws[1], draws[-1]
+    assert up[:10] == down[:10]  # its start knows nothing
+    assert len({values["lr"] for values in up}) == 16
+    higher, lower = (np.mean([math.log10(values["lr"]) for values in some[10:]]) for some in (up, down))
+    assert higher > lower + 0.4  # of the two decades that there are
+    for values in up + down:
+        assert 1e-4 <= values["lr"] <= 1e-2
+        assert values["decays"] in (1, 2, 3)
+        assert values["loss.name"] in ("a", "b")
+    again: list[dict[str, Any]] = []
+    with pytest.raises(SystemExit):
+        study(tmp_path / "killed" / "1", 1, again, 13, killed)
+    study(tmp_path / "killed" / "1", 1, again, 13, lambda: None)
+    assert again == [up[12], up[12]]
+
+
+def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
+    identity = {"recipe": "glyphs", "space": {"lr": "1:2"}, "settings": {"batch": {"size": 4}}}
+    TrialQueue(tmp_path).check_identity(identity)
+    queue = TrialQueue(tmp_path)
+    queue.check_identity(identity)
+    with pytest.raises(ConfigError, match=r"space\.lr is 1:2 .*1:3 .*batch\.size is 4 .*8"):
+        queue.check_identity({"recipe": "glyphs", "space": {"lr": "1:3"}, "settings": {"batch": {"size": 8}}})
+
+
+def test_mistakes_are_sentences(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--sampler grid .*random, tpe"):
+        TrialQueue(tmp_path, sampler="grid")
+    with pytest.raises(ConfigError, match="--pruner hyperband is unknown"):
+        TrialQueue(tmp_path, pruner="hyperband")
+    (tmp_path / "no.db").write_text("this is no database, but a text of some length. " * 100)
+    with pytest.raises(DataError, match=r"no.db.* cannot be opened"):
+        TrialQueue(tmp_path, str(tmp_path / "no.db"))
+    with pytest.raises(DataError) as refused:
+        TrialQueue(tmp_path, "nosuchdriver://user:secret@host/name")
+    assert "secret" not in str(refused.value)
