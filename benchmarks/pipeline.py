@@ -31,7 +31,6 @@ from recollect.common.machine import fix_torchvision
 from recollect.common.preprocessing import Preprocessing
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline, processors
-from recollect.data.reader import Reader
 from recollect.data.transforms import train_transform
 
 BATCH = 400
@@ -81,16 +80,17 @@ _worker: dict[str, object] = {}
 
 def _fill_in_process(task: tuple[int, list[int], list[int]]) -> None:
     slot, positions, indices = task
-    reader, buffers = _worker["reader"], _worker["buffers"]
+    images, transform, buffers = _worker["images"], _worker["transform"], _worker["buffers"]
     random = np.random.default_rng(indices[0]).random((len(indices), 23))
     for row, (position, index) in enumerate(zip(positions, indices, strict=True)):
-        buffers[slot][position] = reader.pixels(index, random[row])  # type: ignore[index, attr-defined]
+        pixels = transform(transform.read(images, index), random[row])  # type: ignore[operator, attr-defined]
+        buffers[slot][position] = pixels  # type: ignore[index]
 
 
 def worker_processes(images: ImageSet, workers: int) -> Callable[[int], int]:
     """The same decoding in processes that write into a shared tensor: what threads are chosen over."""
     shared = torch.empty((2, BATCH, 224, 224, 3), dtype=torch.uint8).share_memory_()
-    _worker["reader"] = Reader(images, train_transform(Preprocessing()))
+    _worker["images"], _worker["transform"] = images, train_transform(Preprocessing())
     _worker["buffers"] = shared.numpy()
     pool = multiprocessing.get_context("fork").Pool(workers)
 

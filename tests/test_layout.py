@@ -14,7 +14,8 @@ TESTS = Path(__file__).parent
 
 LAYERS = (
     {"common"},
-    {"data", "models", "losses"},
+    {"data"},
+    {"models", "losses"},
     {"evaluation"},
     {"step", "config"},
     {"inference"},

@@ -21,13 +21,11 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageCms, ImageFile, features
 
 from recollect.common import images, pixels
-from recollect.common.errors import ConfigError, ImageError, InputError
+from recollect.common.errors import ImageError, InputError
 from recollect.common.images import (
     BadImage,
-    BadImages,
     DecodeBudget,
-    SizeGroups,
-    grouped,
+    bad_image_summary,
     image_size,
     read_image,
     set_max_pixels,
@@ -443,7 +441,7 @@ def test_heic(tmp_path: Path) -> None:
 def test_a_file_too_large_to_be_an_image_is_refused_unread(tmp_path: Path, read: Any) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "huge.png")
     os.truncate(tmp_path / "huge.png", 10**11)  # sparse: takes no room, and minutes to read
-    with pytest.raises(ImageError, match=r"huge\.png: 100\.0 GB are more than .* --max-pixels"):
+    with pytest.raises(ImageError, match=r"huge\.png: 100\.0 GB, more than .* --max-pixels"):
         read(tmp_path / "huge.png")
 
 
@@ -452,7 +450,7 @@ def test_the_limit_of_pil_is_raised_with_ours(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     monkeypatch.setattr(images, "_PIL_PIXELS", 100)
     png = encoded(gradient(24, 16))
-    with pytest.raises(ImageError, match=r"384 pixels, more than the limit.*--max-pixels") as found:
+    with pytest.raises(ImageError, match=r"too many pixels, more than the limit.*--max-pixels") as found:
         read_image(png)
     assert found.value.kind == "too large"
     try:
@@ -470,77 +468,9 @@ def test_an_empty_file_is_called_so(tmp_path: Path) -> None:
     assert found.value.kind == "empty"
 
 
-def test_error_stops_and_says_how_to_go_on() -> None:
-    with pytest.raises(ImageError, match=r"a\.jpg: cut short.*--skip-bad") as caught:
-        BadImages("error").add(0, ImageError("a.jpg: cut short.", "missing"))
-    assert caught.value.kind == "missing"
-    for parameter in (
-        "skip_bad=True",
-        "on_bad_image='skip'",
-    ):  # recollect.evaluate_model has one, recollect.embed the other
-        assert parameter in str(caught.value)
-
-
-def test_skip_keeps_a_list_with_reasons() -> None:
-    bad = BadImages("skip", ["a", "b", "c"].__getitem__)
-    for index, kind in ((2, "HEIC"), (0, "broken"), (2, "HEIC")):
-        bad.add(index, ImageError(f"number {index}.", kind))
-    assert bad.listed() == [BadImage(0, "a", "number 0.", "broken"), BadImage(2, "c", "number 2.", "HEIC")]
-    assert bad.counts() == {"broken": 1, "HEIC": 1}
-    assert (0 in bad, 1 in bad, len(bad)) == (True, False, 2)
-    assert "2 images could not be read; they are left out:" in bad.sentence("they are left out")
-
-
-def test_a_function_is_told_of_each_once_from_any_thread() -> None:
-    told: list[int] = []
-    bad = BadImages(lambda index, error: told.append(index))
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda index: bad.add(index % 5, ImageError("x")), range(40)))
-    assert sorted(told) == list(range(5))
-
-
-def test_a_long_list_is_cut() -> None:
-    bad = BadImages("skip")
-    for index in range(30):
-        bad.add(index, ImageError("x"))
-    assert bad.sentence("they are left out").count("\n") == 21
-
-
-def test_an_unknown_policy() -> None:
-    with pytest.raises(ConfigError, match="error, skip"):
-        BadImages("ignore")
-
-
-SIZES = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2)), max_size=30)
-
-
-@given(SIZES, st.integers(1, 5))
-def test_groups_hold_every_position_once_and_equal_sizes(sizes: list[tuple[int, int]], batch_size: int) -> None:
-    groups = grouped(sizes, batch_size)
-    assert sorted(np.concatenate([[], *groups]).tolist()) == list(range(len(sizes)))
-    for group in groups:
-        assert 1 <= len(group) <= batch_size
-        assert group == sorted(group)
-        assert len({sizes[position] for position in group}) == 1
-    # No more groups than needed, in the order of their first position.
-    assert len(groups) == sum(-(-sizes.count(size) // batch_size) for size in set(sizes))
-    assert [group[0] for group in groups] == sorted(group[0] for group in groups)
-
-
-@given(SIZES)
-def test_without_a_batch_size_a_size_is_one_group(sizes: list[tuple[int, int]]) -> None:
-    assert len(grouped(sizes)) == len(set(sizes))
-
-
-@given(SIZES, st.integers(1, 4), st.integers(6, 30))
-def test_what_waits_is_bounded(sizes: list[tuple[int, int]], room: int, most: int) -> None:
-    groups: SizeGroups[tuple[int, int], int] = SizeGroups(lambda size: room, lambda size: size[0] * size[1], most)
-    given_out: list[int] = []
-    for position, size in enumerate(sizes):
-        for group in groups.add(size, position):
-            given_out += group
-        waiting = [sizes[p] for p in range(position + 1) if p not in given_out]
-        assert sum(height * width for height, width in waiting) <= most
-    for group in groups.rest():
-        given_out += group
-    assert sorted(given_out) == list(range(len(sizes)))
+def test_bad_images_are_summarized() -> None:
+    bad = [BadImage(number, f"{number}.jpg", "no such file.", "missing") for number in range(30)]
+    text = bad_image_summary(bad, "they are left out")
+    assert text.startswith("30 images could not be read; they are left out:\n  0.jpg: no such file.\n")
+    assert text.count("\n") == 21
+    assert text.endswith("...")

@@ -36,7 +36,7 @@ def test_the_pixels_are_torchvisions(width: int, height: int, size: int, more: i
     expected = functional.center_crop(functional.resize(image, [resize], interpolation=mode), [size, size])
     found = Preprocessing(size, resize, interpolation)(image)
     assert torch.equal(found, functional.pil_to_tensor(expected))
-    assert np.array_equal(pixels.channels_first(Preprocessing(size, resize, interpolation).image(image)), found)
+    assert np.array_equal(pixels.channels_first(pixels.fitted(image, size, resize, interpolation)), found)
 
 
 @pytest.mark.parametrize("size", [(20_000, 1), (1, 60_000)])

@@ -15,8 +15,9 @@ from recollect.data.transforms import FromTorchvision, make_augmentation
 
 CODE = """
 import torch
+from recollect.data.transforms import Transform
 
-class Fixed:
+class Fixed(Transform):
     size, draws, key = (16, 16), 0, "fixed"
     def __init__(self, preprocessing, value=7):
         self.value = value

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recollect.data import cache as cache_module
-from recollect.data.cache import DiskCache, RamCache
+from recollect.data import pipeline as pipeline_module
 from recollect.data.image_set import ImageSet
+from recollect.data.pipeline import DiskCache, RamCache
 
 
 def pixels(seed: int, height: int = 7, width: int = 5) -> np.ndarray:
@@ -24,7 +24,7 @@ def files(tmp_path: Path) -> ImageSet:
 
 
 def test_ram_cache_keeps_what_fits_in_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "available_bytes", lambda: 2 * (2 * 105 + 50))
+    monkeypatch.setattr(pipeline_module, "available_bytes", lambda: 2 * (2 * 105 + 50))
     cache = RamCache()
     for number in range(4):
         assert cache.get(number) is None

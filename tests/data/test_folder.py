@@ -11,7 +11,6 @@ from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, SealedError
 from recollect.data import available, list_images, load, load_distractors, load_revisited, only_splits
-from recollect.data.registry import without_missing
 from recollect.data.verify import verify
 
 
@@ -116,7 +115,7 @@ def test_csv_with_and_without_split(tmp_path: Path) -> None:
         ("path,label\na.png,\n", "line 2: 'label' is empty"),
         ("path,label\na.png,x\na.png,y\n", "line 3: 'a.png' is already listed in line 2"),
         ("path,label,split\na.png,x,train\nb.png,x,\n", "line 3: fill 'split' in every row or in none"),
-        ("path,label\na.png,x\ngone.png,y\n", r"1 of 2 images .* e.g. gone.png.*missing='drop'"),
+        ("path,label\na.png,x\ngone.png,y\n", r"1 of 2 images .* e.g. gone.png.*on_bad_image='skip'"),
         ("", "an empty file. Its first line must name the columns path,label"),
         ("path,label\n,\n", "list.csv lists no images"),
         ("path,label\n./a.png,x\na.png,y\n", "line 3: 'a.png' is already listed in line 2"),
@@ -157,10 +156,11 @@ def test_missing_files_of_a_csv(tmp_path: Path) -> None:
     touch(tmp_path, "a.png")
     path = write(tmp_path / "list.csv", "path,label\na.png,x\ngone/b.png,y\n")
     with pytest.warns(DataWarning, match="1 of 2 images"):
-        assert list(load("folder", path, "all", missing="drop").names) == ["a.png"]
-    assert len(load("folder", path, "all", missing="keep")) == 2
-    with pytest.raises(ConfigError, match="missing='ignore' is unknown"):
-        load("folder", path, "all", missing="ignore")
+        found = load("folder", path, "all", on_bad_image="skip")
+    assert list(found.names) == ["a.png"]
+    assert found.facts["left_out"] == {"missing": 1}
+    with pytest.raises(ConfigError, match="on_bad_image 'ignore' is unknown"):
+        load("folder", path, "all", on_bad_image="ignore")
 
 
 def test_csv_paths_may_leave_the_root(tmp_path: Path) -> None:
@@ -362,13 +362,13 @@ def test_what_is_left_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "b" / "round.jpg").symlink_to(tmp_path / "b" / "round.jpg")
     os.mkfifo(tmp_path / "b" / "pipe.jpg")
     write(tmp_path / "b" / "Thumbs.db", "x")
-    monkeypatch.setattr("recollect.data.image_files.can_read_heif", lambda: False)
+    monkeypatch.setattr("recollect.data.folders.can_read_heif", lambda: False)
     with pytest.warns(DataWarning, match=r"2 HEIC.*recollect\[heic\]"):
         images = load("folder", tmp_path, "all")
     assert list(images.names) == ["a/1.png", "b/1.png"]
     expected = {"HEIC": 2, "broken link": 2, "not an image": 1, "not a file": 1, "beside the class folders": 1}
     assert images.facts["left_out"] == expected
-    monkeypatch.setattr("recollect.data.image_files.can_read_heif", lambda: True)
+    monkeypatch.setattr("recollect.data.folders.can_read_heif", lambda: True)
     with pytest.warns(DataWarning):
         assert len(load("folder", tmp_path, "all")) == 4
 
@@ -430,16 +430,6 @@ def test_a_row_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     found = load("folder", path, "all")
     assert list(found.names) == ["a.png", "b.png"]
     assert found.facts["left_out"] == {"listed twice": 1}
-
-
-def test_missing_files_can_be_dropped_and_are_counted(tmp_path: Path) -> None:
-    touch(tmp_path, "a.png")
-    path = write(tmp_path / "list.csv", "path,label\na.png,x\ngone.png,y\n")
-    with pytest.warns(DataWarning, match="1 of 2 images"):
-        found = load("folder", path, "all", **without_missing("folder", {}))
-    assert found.facts["left_out"] == {"missing": 1}
-    assert without_missing("folder", {"missing": "keep"}) == {"missing": "keep"}
-    assert without_missing("glyphs", {}) == {}
 
 
 def test_what_systems_write_into_folders_is_not_an_image(tmp_path: Path) -> None:

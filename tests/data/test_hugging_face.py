@@ -49,7 +49,7 @@ def test_rows_as_an_image_set(tmp_path: Path) -> None:
     part = images.subset([2, 1])
     assert [part.read(i).getpixel((0, 0))[0] for i in range(2)] == [2, 1]  # type: ignore[index]
     assert list(part.names) == ["f00d/00000002", "f00d/00000001"]
-    assert len(list(images)) == 3
+    assert len(images) == 3
     with pytest.raises(InputError, match="no files"):
         images.path(0)
     with pytest.raises(InputError, match="joined"):

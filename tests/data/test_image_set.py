@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -161,3 +162,34 @@ def test_a_link_to_itself_is_an_image_error(tmp_path: Path) -> None:
     (tmp_path / "a.png").symlink_to(tmp_path / "a.png")
     with pytest.raises(ImageError, match="symbolic link"):
         make(tmp_path, ["a.png"]).read(0)
+
+
+def test_files_that_do_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").touch()
+    (tmp_path / "2.png").touch()
+    names = ["a/1.png", "a/2.png", "2.png", "b/1.png"]
+    assert ImageSet("listed", names, [0] * 4, ["x"], root=tmp_path).missing.tolist() == [1, 3]
+    assert not len(ImageSet("arrays", ["x"], [0], ["x"], arrays=np.zeros((1, 2, 2), np.uint8)).missing)
+
+
+def test_images_are_opened_alike_whatever_they_are(tmp_path: Path) -> None:
+    """Pixels, size and digest of a file, its content, a PIL image and an array."""
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    image.save(tmp_path / "a.png")
+    content = (tmp_path / "a.png").read_bytes()
+    items = [content, image, lambda: image, tmp_path / "a.png"]
+    sets = [
+        ImageSet("file", ["a.png"], [0], ["x"], root=tmp_path),
+        ImageSet("array", ["a"], [0], ["x"], arrays=pixels[None]),
+        *(ImageSet("item", ["a"], [0], ["x"], items=[item]) for item in items),
+    ]
+    for images in sets:
+        assert np.array_equal(images.read(0), pixels)
+        assert images.size(0) == (9, 6)
+    digests = [images.digest(0) for images in sets]
+    assert digests[0] == digests[2] == digests[5] == hashlib.sha256(content).digest(), "of the file's content"
+    assert digests[3] == digests[4], "of the pixels"
+    other = ImageSet("other", ["a"], [0], ["x"], arrays=pixels[None] + 1)
+    assert other.identity(0) not in [images.identity(0) for images in sets]

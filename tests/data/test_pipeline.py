@@ -1,4 +1,4 @@
-"""Tests of ``data/reader.py``."""
+"""Batches: the same pixels whatever the workers, the cache and the processes; bounded memory; errors that name a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.preprocessing import Preprocessing
-from recollect.data import cache as cache_module, transforms
+from recollect.data import pipeline as pipeline_module, transforms
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline
 from recollect.data.sampling import ClassBalancedSampler, shard
@@ -101,7 +101,7 @@ def test_the_same_with_any_cache(photos: ImageSet, tmp_path: Path, monkeypatch: 
     for transform in (TRAIN, transforms.train_transform(SMALL, kernel="pil"), TEST):
         expected = epoch_of(photos, workers=0, transform=transform)
         for cache, free in (("ram", 2**30), ("disk", 0), ("ram", 18000)):
-            monkeypatch.setattr(cache_module, "available_bytes", lambda free=free: free)
+            monkeypatch.setattr(pipeline_module, "available_bytes", lambda free=free: free)
             with Pipeline(photos, transform, workers=2, cache=cache) as pipeline:
                 sampler = ClassBalancedSampler(photos.labels, 16, 4)
                 sampler.set_epoch(1)
@@ -204,7 +204,7 @@ def test_a_cache_of_shrunk_images_is_not_one_of_whole_ones(photos: ImageSet, tmp
 
 
 @dataclass(frozen=True)
-class Gate:
+class Gate(transforms.Transform):
     """A transform that waits for leave, counting the images it was asked for."""
 
     allowed: threading.Semaphore
@@ -255,7 +255,7 @@ def test_prefetch_is_bounded_in_bytes(photos: ImageSet) -> None:
 
 
 @dataclass(frozen=True)
-class HoldDark:
+class HoldDark(transforms.Transform):
     """A transform that lets bright images pass and holds dark ones until ``released``."""
 
     reached: threading.Event
@@ -296,7 +296,7 @@ def test_a_released_batch_is_freed(photos: ImageSet) -> None:
 
 
 @dataclass(frozen=True)
-class Broken:
+class Broken(transforms.Transform):
     size = (8, 8)
     draws = 1
     key = "broken"

@@ -46,7 +46,7 @@ def test_skipping_keeps_the_balance_and_reports_every_file(damaged: ImageSet) ->
             assert set(indices[:2].tolist()) == {27, 35}, "images of the class that are not in the batch"
             assert indices[2:].tolist() == [19, 0, 8]
             assert [(bad.index, bad.name) for bad in pipeline.bad_images] == [(3, "3/03.jpg"), (11, "3/11.jpg")]
-            assert "3/03.jpg" in pipeline.bad_images[0].reason
+            assert str(pipeline.bad_images[1]) == "3/11.jpg: an empty file."
             random = uniforms(0, 2, 0, indices[:1], np.array([0]), TRAIN.draws)[0]
             assert np.array_equal(images[0].permute(1, 2, 0).numpy(), TRAIN(damaged.read(int(indices[0])), random))
             assert expected is None or (torch.equal(images, expected[0]) and indices.tolist() == expected[1])

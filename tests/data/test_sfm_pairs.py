@@ -79,7 +79,5 @@ def test_code_is_not_run_and_other_faults_are_told(tmp_path: Path, monkeypatch: 
         load_sfm_pairs(tmp_path)
     with pytest.raises(ConfigError, match="whiten, train, val"):
         load_sfm_pairs(tmp_path, "test")
-    with pytest.raises(ConfigError, match="drop"):
-        load_sfm_pairs(tmp_path, missing="drop")
     with only_splits("train"), pytest.raises(SealedError):
         load_sfm_pairs(tmp_path, "val")

@@ -18,7 +18,7 @@ from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, DataWarning, MissingExtraError
 from recollect.data import Counts, Source, available, load, sources
-from recollect.data.sources import cars196
+from recollect.data.sources import benchmarks
 
 
 def touch(root: Path, names: Iterable[str]) -> None:
@@ -105,8 +105,8 @@ def test_unknown_names_splits_and_options(tmp_path: Path) -> None:
         load(str(tmp_path))
     with pytest.raises(ConfigError, match=r"'val': .*train, test"):
         load("sop", tmp_path, "val")
-    with pytest.raises(ConfigError, match=r"'mising'.*missing"):
-        load("sop", tmp_path, mising="drop")
+    with pytest.raises(ConfigError, match=r"'test_shar'.*Did you mean test_share"):
+        load("folder", tmp_path, test_shar=0.3)
 
 
 def test_a_missing_list_says_where_and_whence(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_sop_faults(tmp_path: Path, published: Any) -> None:
     with pytest.raises(DataError, match=r"1 of 3 images .*chair_final/c\.JPG"):
         load("sop", tmp_path)
     with pytest.warns(DataWarning, match="1 of 3 images"):
-        assert load("sop", tmp_path, missing="drop").class_names == ["10"]
+        assert load("sop", tmp_path, on_bad_image="skip").class_names == ["10"]
     write(tmp_path / "Ebay_train.txt", ["1 10 1 chair_final/b.JPG"])
     with pytest.raises(DataError, match=r"Ebay_train\.txt .*'image_id"):
         load("sop", tmp_path)
@@ -232,8 +232,6 @@ def test_gldv1_counts_what_is_missing_and_drops_small_classes(tmp_path: Path, pu
     assert list(images.class_names) == ["1", "3"]
     assert images.class_sizes.tolist() == [5, 4]
     assert images.names[0] == "images/10.jpg"
-    with pytest.raises(DataError, match="3 of 15"):
-        load("gldv1", tmp_path, missing="error")
     write(tmp_path / "train.csv", ["id,url,landmark_id", "nothing,http://x,1"])
     with pytest.raises(DataError, match=r"none of .*train\.csv .*images"):
         load("gldv1", tmp_path)
@@ -287,7 +285,7 @@ def test_cars196_without_scipy_names_the_extra(tmp_path: Path, monkeypatch: pyte
     def absent(module: str, extra: str, purpose: str) -> Any:
         raise MissingExtraError(f"{module} {extra}")
 
-    monkeypatch.setattr(cars196, "require", absent)
+    monkeypatch.setattr(benchmarks, "require", absent)
     with pytest.raises(MissingExtraError, match=r"scipy\.io cars196"):
         load("cars196", tmp_path)
 

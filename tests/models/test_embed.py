@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import tarfile
-import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +16,8 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from recollect.common.errors import ConfigError, ImageError, InputError
-from recollect.common.images import SizeGroups
-from recollect.common.preprocessing import Preprocessing
 from recollect.data.image_set import ImageSet
-from recollect.models import Embedder, embedding as loop
+from recollect.models import Embedder
 
 
 @pytest.fixture(scope="module")
@@ -121,40 +118,23 @@ def test_batches_of_large_images_are_smaller(whole: Embedder, monkeypatch: pytes
 
 
 def test_memory_stays_bounded_on_a_long_stream_of_many_sizes(whole: Embedder) -> None:
-    """At no time are many more images decoded than two batches, however many are asked for."""
-    alive, peak, made = [0], [0], [0]
-    lock = threading.Lock()
+    """However many images an iterator yields, only some of them are in memory at a time."""
+    alive: set[int] = set()
+    peak = 0
 
     def stream() -> Iterator[Image.Image]:
-        for number in range(300):
-            made[0] += 1
-            yield picture(number, 20 + number % 50, 24)
+        nonlocal peak
+        for number in range(150):
+            image = picture(number, 20 + number % 50, 24)
+            alive.add(number)
+            weakref.finalize(image, alive.discard, number)
+            peak = max(peak, len(alive))
+            yield image
 
-    class Watching(SizeGroups[Any, Any]):
-        def add(self, size: Any, item: Any) -> Iterator[list[Any]]:
-            with lock:
-                alive[0] = sum(len(waiting) for waiting in self._waiting.values()) + 1
-                peak[0] = max(peak[0], alive[0])
-                # The decoders may not run ahead of what has been consumed by more than their window.
-                assert made[0] - item[0] <= 2 * 8 + 2
-            return super().add(size, item)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "SizeGroups", Watching)
-        vectors = whole.embed(stream(), batch_size=8, progress=False)
-    assert vectors.shape == (300, 128)
+    vectors = whole.embed(stream(), batch_size=8, progress=False)
+    assert vectors.shape == (150, 128)
     assert torch.isfinite(vectors).all()
-    assert 8 <= peak[0] <= 40
-
-
-@pytest.mark.parametrize(("max_side", "most"), [(None, 2), (2048, 2 * 64)])
-def test_large_images_do_not_pile_up(monkeypatch: pytest.MonkeyPatch, max_side: int | None, most: int) -> None:
-    """Without a bound on the side, as many wait as there are threads, and then as many as there is room for."""
-    monkeypatch.setattr(loop, "_WAITING_BYTES", 3 * 2048 * 2048 * 128)
-    ahead = loop._Ahead(Preprocessing(resize=None, max_side=max_side), window=2 * 64, workers=2)
-    assert ahead.most == most
-    ahead.seen((0, torch.empty(3, 4096, 4096, dtype=torch.uint8)))
-    assert ahead.most == (16 if max_side is None else most)
+    assert peak <= 80
 
 
 def test_an_image_that_is_huge_once_resized_costs_one_row(tiny: Embedder, tmp_path: Path) -> None:
@@ -202,10 +182,10 @@ def test_skipped_images_have_rows_of_nan_and_are_named(tiny: Embedder, tmp_path:
     noted: list[tuple[int, str]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tiny.embed(files, on_bad_image=lambda index, error: noted.append((index, str(error))), progress=False)
+        tiny.embed(files, on_bad_image=lambda bad: noted.append((bad.index, str(bad))), progress=False)
     assert [index for index, _ in noted] == [0, 2]
     with pytest.raises(ConfigError, match="on_bad_image"):
-        tiny.embed(files, on_bad_image="ignore", progress=False)  # type: ignore[arg-type]
+        tiny.embed(files, on_bad_image="ignore", progress=False)
 
 
 @pytest.mark.parametrize(

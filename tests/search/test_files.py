@@ -88,9 +88,9 @@ def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (photos / "notes.txt").write_text("not an image")
     (photos / "away").symlink_to(make_photos(tmp_path / "elsewhere", classes=1, each=2))
     (photos / "up").symlink_to("..")
-    monkeypatch.setattr("recollect.data.image_files.can_read_heif", lambda: False)
+    monkeypatch.setattr("recollect.data.folders.can_read_heif", lambda: False)
     listing = list_images(photos)
     assert [file.id for file in listing.images] == ["away/class0/0.png", "away/class0/1.png", "class0/0.png"]
-    assert len(listing.remarks) == 1
-    assert "1 HEIC image is skipped" in listing.remarks[0]
+    assert listing.remarks[0].endswith("up: skipped (link to a parent folder).")
+    assert "1 HEIC image is skipped" in listing.remarks[1]
     assert listing.left_out == {"HEIC": 1, "not an image": 1, "link to a parent folder": 1}

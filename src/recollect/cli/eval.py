@@ -175,7 +175,7 @@ def evaluate_command(
         batch_size=batch_size,
         memory=memory,
         device=device,
-        skip_bad=skip_bad,
+        on_bad_image="skip" if skip_bad else "error",
     )
     if as_json:
         for note in found.notes:

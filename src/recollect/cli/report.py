@@ -49,7 +49,7 @@ def report(
             split=split,
             root=root,
             device=device,
-            skip_bad=skip_bad,
+            on_bad_image="skip" if skip_bad else "error",
             overwrite=overwrite,
             csv=csv,
         )

@@ -75,7 +75,7 @@ def whiten(
             multiscale=multiscale,
             device=device,
             download=download,
-            skip_bad=skip_bad,
+            on_bad_image="skip" if skip_bad else "error",
             overwrite=overwrite,
         )
     )

@@ -36,11 +36,16 @@ class SealedError(RecollectError):
 
 
 class ImageError(DataError):
-    """An image that cannot be read, or is refused. ``kind`` is the reason in one or two words, for counting."""
+    """An image that cannot be read, or is refused.
 
-    def __init__(self, message: str, kind: str = "broken") -> None:
-        super().__init__(message)
-        self.kind = kind
+    Attributes:
+        reason: what is wrong with it. kind: the same in one or two words, for counting.
+        name: the file, or another name of the image, if known.
+    """
+
+    def __init__(self, reason: str, kind: str = "broken", name: str | None = None) -> None:
+        super().__init__(reason if name is None else f"{name}: {reason}")
+        self.reason, self.kind, self.name = reason, kind, name
 
 
 class WeightsError(RecollectError):

@@ -70,27 +70,21 @@ def _largest(image: Image.Image) -> float:
 def resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:
     """Width and height after resizing the shorter side to ``shorter``, rounded down as in torchvision.
 
+    Raises:
+        ValueError: the image is so narrow that it would have more than ``MAX_RESIZED`` pixels.
+
     Examples:
         >>> resized_size(500, 375, 256)
         (341, 256)
     """
-    if width <= height:
-        return shorter, int(shorter * height / width)
-    return int(shorter * width / height), shorter
-
-
-def refuse_narrow(width: int, height: int, shorter: int) -> None:
-    """Refuse an image that would be huge after its shorter side is resized to ``shorter``.
-
-    Raises:
-        ValueError: it would have more than ``MAX_RESIZED`` pixels.
-    """
-    new_width, new_height = resized_size(width, height, shorter)
-    if new_width * new_height > MAX_RESIZED:
+    upright = width <= height
+    size = (shorter, int(shorter * height / width)) if upright else (int(shorter * width / height), shorter)
+    if size[0] * size[1] > MAX_RESIZED:
         raise ValueError(
-            f"{width:,}×{height:,} pixels would become {new_width:,}×{new_height:,} when the shorter side is resized "
-            f"to {shorter}, more than the limit of {MAX_RESIZED:,}"
+            f"{width:,}×{height:,} pixels would become {size[0]:,}×{size[1]:,} when the shorter side is resized to "
+            f"{shorter}, more than the limit of {MAX_RESIZED:,}"
         )
+    return size
 
 
 def fitted(
@@ -115,7 +109,6 @@ def fitted(
             # In one step, without the faster reducing_gap: exact, and never enlarging, as instance search requires.
             image.thumbnail((max_side, max_side), method, reducing_gap=None)
         return image
-    refuse_narrow(*image.size, resize)
     width, height = resized_size(*image.size, resize)
     if (width, height) != image.size:
         image = image.resize((width, height), method)

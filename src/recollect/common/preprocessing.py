@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from recollect.common.errors import ConfigError, ImageError
@@ -53,14 +54,14 @@ class Preprocessing:
         """
         return None if self.resize is None else 2 * self.resize
 
-    def image(self, image: Image.Image) -> Image.Image:
-        """The image resized and cropped.
+    def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
+        """The RGB image resized and cropped, size × size × 3 (or its own height × width × 3).
 
         Raises:
             ImageError: it is so narrow that it would be huge after resizing its shorter side to ``resize``.
         """
         try:
-            return fitted(image, self.size, self.resize, self.interpolation, self.max_side)
+            return np.array(fitted(image, self.size, self.resize, self.interpolation, self.max_side))
         except (ValueError, MemoryError) as error:
             reason = str(error) or f"{image.width:,}×{image.height:,} pixels cannot be resized: not enough memory"
             raise ImageError(f"{reason}. Cut the image into pieces.", "too large") from error
@@ -69,7 +70,7 @@ class Preprocessing:
         """RGB image to a uint8 tensor, 3 × size × size (or 3 × its own height × width)."""
         import torch
 
-        return torch.from_numpy(np.array(self.image(image))).permute(2, 0, 1)
+        return torch.from_numpy(self.pixels(image)).permute(2, 0, 1)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as written into ``embedder.json``."""

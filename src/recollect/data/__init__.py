@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from recollect.common import lazy_names
 
 if TYPE_CHECKING:
+    from recollect.data.folders import Listed as Listed, list_images as list_images, summary as summary
     from recollect.data.hugging_face import from_hugging_face as from_hugging_face
-    from recollect.data.image_files import Listed as Listed, list_images as list_images, summary as summary
     from recollect.data.image_set import ImageSet as ImageSet
     from recollect.data.pipeline import Batch as Batch, Pipeline as Pipeline
     from recollect.data.registry import (
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
         only_splits as only_splits,
     )
     from recollect.data.sampling import ClassBalancedSampler as ClassBalancedSampler, shard as shard
-    from recollect.data.sfm_pairs import MatchingPairs as MatchingPairs, load_sfm_pairs as load_sfm_pairs
     from recollect.data.sources.revisited import (
+        MatchingPairs as MatchingPairs,
         RevisitedBenchmark as RevisitedBenchmark,
         load_distractors as load_distractors,
         load_revisited as load_revisited,
+        load_sfm_pairs as load_sfm_pairs,
     )
     from recollect.data.splits import class_disjoint_split as class_disjoint_split, class_folds as class_folds
     from recollect.data.transforms import (

@@ -86,7 +86,7 @@ def from_hugging_face(
 
 
 class _Rows(Sequence[ImageSource]):
-    """The images of the rows, each a function that fetches it."""
+    """The images of the rows, fetched one by one."""
 
     def __init__(self, dataset: Any, column: str) -> None:
         self._dataset, self._column = dataset, column
@@ -95,22 +95,14 @@ class _Rows(Sequence[ImageSource]):
         return len(self._dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        return _Fetch(self._dataset, self._column, index)
-
-
-class _Fetch:
-    def __init__(self, dataset: Any, column: str, index: int) -> None:
-        self._dataset, self._column, self._index = dataset, column, index
-
-    def __call__(self) -> Any:
         try:
-            value = self._dataset[self._index][self._column]
+            value = self._dataset[index][self._column]
         except OSError as error:  # the library decodes the image itself and raises PIL's errors
-            raise ImageError(f"row {self._index}: its image cannot be read ({error}).") from error
+            raise ImageError(f"cannot be read ({error}).", name=f"row {index}") from error
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         if not isinstance(value, Image.Image | np.ndarray | bytes | str | Path):
-            raise ImageError(f"row {self._index}: contains a {type(value).__name__}, not an image.", "not an image")
+            raise ImageError(f"contains a {type(value).__name__}, not an image.", "not an image", f"row {index}")
         return value
 
 

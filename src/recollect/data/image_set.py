@@ -1,15 +1,18 @@
 """``ImageSet``: images with labels. Every source returns one, and everything else reads one.
 
 A set is a description, cheap to create, slice and compare: no pixel is read until ``read``. Sources (``data/sources``)
-create sets; the sampler needs only ``labels``; the pipeline needs ``read``; a run's manifest keeps ``fingerprint``.
+create sets; the sampler needs only ``labels``; the pipeline needs ``read``; a run's manifest keeps ``fingerprint``. What
+images are (files, arrays, bytes, rows of another library) only ``open`` knows: the others go through it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from recollect.common.errors import InputError
-from recollect.common.images import ImageSource, read_image
+from recollect.common.images import ImageSource, file_sha256, image_size, read_image
 
 Indices = NDArray[np.int64]
 """Numbers of images."""
@@ -71,7 +74,7 @@ class ImageSet:
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))
         count = len(self.names)
-        if sum(kind is not None for kind in (self.root, self.arrays, self.items)) != 1:
+        if (self.root is None) + (self.arrays is None) + (self.items is None) != 2:
             raise InputError(f"{self.name}: give exactly one of root, arrays and items.")
         if self.coarse_labels is not None:
             object.__setattr__(self, "coarse_labels", np.asarray(self.coarse_labels, dtype=np.int64))
@@ -108,20 +111,6 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.names)
 
-    def __iter__(self) -> Iterator[ImageSource]:
-        """The images as ``Embedder.embed`` takes them: each a file, an array, or a function that reads a crop.
-
-        Nothing is decoded here; the embedder's threads do that.
-        """
-        for index in range(len(self)):
-            yield self.source(index) if self.box(index) is None else partial(self.read, index)
-
-    def source(self, index: int) -> ImageSource:
-        """Image ``index`` as it is stored: its file, its array or its item. Nothing is decoded."""
-        if self.items is not None:
-            return self.items[index]
-        return self.path(index) if self.arrays is None else self.arrays[index]
-
     @property
     def num_classes(self) -> int:
         """How many classes have at least one image here."""
@@ -152,6 +141,53 @@ class ImageSet:
             raise InputError(f"{self.name}: its images have no files.")
         return self.root / self.names[index]
 
+    def open(self, index: int) -> ImageSource:
+        """Image ``index`` as it is stored: a path, the content of a file, a PIL image or an array. Nothing is decoded."""
+        if self.root is not None:
+            return self.root / self.names[index]
+        if self.arrays is not None:
+            pixels: NDArray[np.uint8] = self.arrays[index]
+            return pixels
+        source = (self.items or ())[index]
+        return source() if callable(source) else source
+
+    def read(self, index: int, *, crop: bool = True, at_least: int | None = None) -> Image.Image:
+        """Image ``index`` as upright RGB, cropped to its box if it has one; with ``crop=False`` the whole image.
+
+        ``at_least`` as in ``read_image``, for images without a box, whose coordinates refer to the full size.
+        """
+        box = None if self.boxes is None else self.box(index)
+        image = read_image(self.open(index), at_least=at_least if box is None else None)
+        return image.crop(box) if crop and box is not None else image
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Width and height of the whole image ``index``, upright; of a file, from its header."""
+        return image_size(self.open(index))
+
+    def digest(self, index: int) -> bytes:
+        """SHA-256 of the content of image ``index``, without its box: of the file, or of the pixels of an image in memory.
+
+        Raises:
+            ImageError: it cannot be read.
+        """
+        source = self.open(index)
+        if isinstance(source, str | Path):
+            return bytes.fromhex(file_sha256(source))
+        if isinstance(source, bytes):
+            return hashlib.sha256(source).digest()
+        if isinstance(source, np.ndarray):
+            return hashlib.sha256(str(source.shape).encode() + np.ascontiguousarray(source).data).digest()
+        image = read_image(source)
+        return hashlib.sha256(f"{image.mode} {image.size}\0".encode() + image.tobytes()).digest()
+
+    def identity(self, index: int) -> str:
+        """What changes if image ``index`` changes: path, size and time of a file, the digest of one in memory."""
+        source = self.open(index)
+        if not isinstance(source, str | Path):
+            return self.digest(index).hex()
+        status = Path(source).stat()
+        return f"{Path(source).absolute()}\0{status.st_size}\0{status.st_mtime_ns}"
+
     def box(self, index: int) -> tuple[float, float, float, float] | None:
         """The box that image ``index`` is cropped to, if any."""
         if self.boxes is None or np.isnan(self.boxes[index]).any():
@@ -159,14 +195,24 @@ class ImageSet:
         left, top, right, bottom = self.boxes[index].tolist()
         return left, top, right, bottom
 
-    def read(self, index: int, *, crop: bool = True, at_least: int | None = None) -> Image.Image:
-        """Image ``index`` as upright RGB, cropped to its box if it has one; with ``crop=False`` the whole image.
+    @property
+    def missing(self) -> Indices:
+        """The images whose files do not exist.
 
-        ``at_least`` as in ``read_image``, for images without a box, whose coordinates refer to the full size.
+        Each folder is listed once, which for a million files takes seconds where a million look-ups take minutes.
         """
-        box = self.box(index)
-        image = read_image(self.source(index), at_least=at_least if box is None else None)
-        return image.crop(box) if crop and box is not None else image
+        folders: dict[str, frozenset[str]] = {}
+        absent = []
+        for index, name in enumerate(self.names if self.root is not None else ()):
+            folder, file = os.path.split(name)
+            if folder not in folders:
+                folders[folder] = frozenset()
+                with contextlib.suppress(OSError):
+                    folders[folder] = frozenset(os.listdir(Path(self.root or "", folder)))  # noqa: PTH208 (names only)
+            # Check names missing from the listing again: some systems accept another case or spelling.
+            if file not in folders[folder] and not self.path(index).exists():
+                absent.append(index)
+        return np.array(absent, np.int64)
 
     def subset(self, indices: Sequence[int] | NDArray[np.int64], split: str | None = None) -> ImageSet:
         """The images at ``indices`` (each once), in that order.
@@ -232,7 +278,7 @@ class ImageSet:
 
 
 class _Chosen(Sequence[ImageSource]):
-    """Some items of a sequence, in a given order."""
+    """Some items of a sequence, in another order; each is fetched when it is needed."""
 
     def __init__(self, items: Sequence[ImageSource], chosen: NDArray[np.int64]) -> None:
         self._items, self._chosen = items, chosen

@@ -1,33 +1,43 @@
 """``Pipeline``: image indices in, uint8 batches out; decoded by threads, ahead of use, within a memory budget.
 
-Why threads: PIL's decoders and both resize kernels release the interpreter's lock, so threads scale, and they
-write each image directly to its place in the batch. Nothing is pickled, sent or collated, shared memory cannot
-run out, and no worker process can die unnoticed (``docs/pipeline.md`` has the measurements). Changes here may
-affect speed and prefetching, but never the pixels: they are a function of (seed, epoch, batch, image).
-Training and evaluation depend on this file.
+Training, evaluation, stored features and ``Embedder.embed`` all read images here. Why threads: PIL's decoders and both
+resize kernels release the interpreter's lock, so threads scale, and they write each image directly to its place in the
+batch. Nothing is pickled, sent or collated, shared memory cannot run out, and no worker process can die unnoticed
+(``docs/pipeline.md`` has the measurements). Changes here may affect speed and prefetching, but never the pixels: they
+are a function of (seed, epoch, batch, image). Decoded pixels may be kept for the next epoch, in memory or on disk; a hit
+gives the same pixels as a miss.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import threading
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import attrgetter
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
+import PIL
 import torch
 from PIL import Image
 
-from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.common.images import BadImage, grouped
+from recollect.common.errors import ConfigError, DataError, ImageError, InputError, RecollectError, StorageError
+from recollect.common.files import atomic_write, cache_folder
+from recollect.common.images import ON_BAD_IMAGE, BadImage, with_skip_advice
+from recollect.common.machine import available_bytes
 from recollect.data.image_set import ImageSet, Indices
-from recollect.data.reader import Reader
 from recollect.data.transforms import FromTorchvision, Pixels, Transform, Uniforms, occurrences, uniforms
 
+CACHES = ("none", "ram", "disk")
+
 _CHUNK = 16  # images per task: small enough for an even load, large enough that scheduling costs nothing
-_WINDOW = 2048  # images whose headers are read at a time, to find those of equal size
 
 
 class Batch(NamedTuple):
@@ -55,7 +65,7 @@ class Pipeline:
         prefetch_bytes: how much ``stream`` and ``sequential`` may decode ahead of the batch in use. Memory use is
             this plus the current batch; between two batches it is briefly two batches, if those are larger.
         cache: ``"none"``, ``"ram"`` or ``"disk"``. Decoded pixels are kept, or the results of a deterministic
-            transform. Images given as arrays are already decoded; for them only results are kept, and only in RAM.
+            transform. Images given as arrays are already decoded; for them only results are kept.
         on_bad_image: ``"error"`` stops; ``"skip"`` uses another image of the same class instead (in ``sequential``:
             leaves it out) and lists it in ``bad_images``.
         seed: seed of the augmentation, 0 or more.
@@ -87,13 +97,22 @@ class Pipeline:
         for name, value in (("workers", workers), ("prefetch_bytes", prefetch_bytes), ("seed", seed)):
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}: it must be 0 or more.")
-        self.images, self.transform = images, transform
+        for name, word, words in (("cache", cache, CACHES), ("on_bad_image", on_bad_image, ON_BAD_IMAGE)):
+            if word not in words:
+                raise ConfigError(f"{name} {word!r} is unknown: choose one of {', '.join(words)}.")
+        self.images, self.transform, self.on_bad_image = images, transform, on_bad_image
         self.workers = min(16, processors()) if workers is None else workers
         self.prefetch_bytes, self.seed, self.pin = prefetch_bytes, seed, pin
-        self._reader = Reader(images, transform, cache, on_bad_image)
+        self._bad: dict[int, BadImage] = {}
+        self._cache: RamCache | DiskCache | None = None
+        if cache == "ram" and not (images.arrays is not None and transform.draws):
+            self._cache = RamCache()
+        elif cache == "disk" and not (images.arrays is not None and transform.draws):
+            key = transform.read_key if transform.draws else transform.key
+            self._cache = DiskCache(cache_folder() / "pixels", images, key)
         self._pool = ThreadPoolExecutor(self.workers, "recollect-loader") if self.workers else None
         # It draws from torch's global generator, which the model also uses, while workers are ahead.
-        self._only_decode = isinstance(transform, FromTorchvision) and transform.random
+        self._only_decode = self._pool is not None and isinstance(transform, FromTorchvision) and transform.random
 
     def load(self, indices: Sequence[int] | Indices, epoch: int = 0, number: int = 0) -> Batch:
         """Load one batch now, as batch ``number`` of the epoch.
@@ -117,40 +136,61 @@ class Pipeline:
             first: the number of the first batch within its epoch. The augmentation depends on it, so a caller that
                 resumes in the middle of an epoch passes the number of earlier batches.
         """
-
-        def finish(pending: _Pending) -> Batch:
+        for pending in self._filled(batches, epoch, first):
             self._replace_bad(pending, epoch)
-            return self._batch(pending)
+            yield pending.hand_over(self.images.labels)
 
-        return self._ahead(batches, epoch, finish, first, ragged=self.transform.size is None)
-
-    def sequential(self, batch_size: int) -> Iterator[Batch]:
+    def sequential(self, batch_size: int, pixels: int | None = None) -> Iterator[Batch]:
         """Every image once, for evaluation, in tensors of one size. With ``"skip"``, images that cannot be read are left out.
 
-        In order, if all results have one size. With a transform that keeps sizes, batches contain images of equal size,
-        gathered from a window of 2,048 images; ``indices`` identifies them.
+        In order, if all results have one size. With a transform that keeps sizes, images of equal size are gathered until
+        there are ``batch_size``, or until ``prefetch_bytes`` of images are waiting; ``indices`` identifies them.
+
+        Args:
+            batch_size: images per batch.
+            pixels: at most this many per batch, if images keep their own sizes: fewer of larger ones.
         """
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}: it must be at least 1.")
-
-        def finish(pending: _Pending) -> Batch | None:
-            whole = self._batch(pending)
-            if not pending.bad:
-                return whole
-            kept = np.setdiff1d(np.arange(len(pending.indices)), sorted(pending.bad))
-            rows = torch.from_numpy(kept)
-            return Batch(whole.images[rows], whole.labels[rows], whole.indices[kept]) if len(kept) else None
-
-        return self._ahead(self._sequential_batches(batch_size), 0, finish)
+        count, whole = len(self.images), self.transform.size is None
+        step = batch_size
+        if whole and count:
+            height, width = self._largest(0)
+            step = max(1, min(_CHUNK, self.prefetch_bytes // (12 * height * width)))  # a quarter of the budget at most
+        ranges = (np.arange(start, min(start + step, count)) for start in range(0, count, step))
+        waiting: dict[tuple[int, ...], list[tuple[int, torch.Tensor]]] = {}
+        waiting_bytes = 0
+        for pending in self._filled(ranges):
+            if len(pending.bad) == len(pending.indices):
+                continue
+            if not whole:
+                yield pending.hand_over(self.images.labels)
+                continue
+            batch = pending.hand_over(self.images.labels)
+            for index, image in zip(batch.indices.tolist(), batch.images, strict=True):
+                size, waiting_bytes = tuple(image.shape), waiting_bytes + image.nbytes
+                group = waiting.setdefault(size, [])
+                group.append((index, image))
+                room = batch_size if pixels is None else min(batch_size, pixels * 3 // image.nbytes)
+                if len(group) < room and waiting_bytes <= self.prefetch_bytes:
+                    continue
+                if len(group) < room:
+                    size = max(waiting, key=lambda other: len(waiting[other]) * np.prod(other))
+                waiting_bytes -= sum(each.nbytes for _, each in waiting[size])
+                yield self._stacked(waiting.pop(size))
+        for group in waiting.values():
+            yield self._stacked(group)
 
     def size(self, index: int) -> tuple[int, int] | None:
-        """Height and width that an image will have, from its header alone; None if it is bad and may be skipped."""
-        return self._reader.size(index)
+        """Height and width that an image will have, from its header alone; None if that cannot be read."""
+        with contextlib.suppress(ImageError):
+            return self.transform.output_size(self.images, index)
+        return None
 
     @property
     def bad_images(self) -> list[BadImage]:
         """Every image that could not be read so far, in order."""
-        return self._reader.bad_images
+        return sorted(self._bad.values(), key=attrgetter("index"))
 
     def close(self) -> None:
         """Stop the workers. The pipeline cannot load afterwards."""
@@ -165,62 +205,66 @@ class Pipeline:
     ) -> None:
         self.close()
 
-    def _sequential_batches(self, batch_size: int) -> Iterator[Indices]:
-        count = len(self.images)
-        if self.transform.size is not None:
-            yield from (np.arange(start, min(start + batch_size, count)) for start in range(0, count, batch_size))
-            return
-        for start in range(0, count, _WINDOW):
-            sizes = {index: self._reader.size(index) for index in range(start, min(start + _WINDOW, count))}
-            readable = np.array([index for index, size in sizes.items() if size is not None])
-            for positions in grouped([size for size in sizes.values() if size is not None], batch_size):
-                yield readable[positions]
+    def _stacked(self, group: list[tuple[int, torch.Tensor]]) -> Batch:
+        indices = np.array([index for index, _ in group])
+        images = torch.stack([image.permute(1, 2, 0) for _, image in group]).permute(0, 3, 1, 2)
+        return Batch(images, torch.from_numpy(self.images.labels[indices]), indices)
 
-    def _ahead(
-        self,
-        batches: Iterable[Sequence[int] | Indices],
-        epoch: int,
-        finish: Callable[[_Pending], Batch | None],
-        first: int = 0,
-        ragged: bool = False,
-    ) -> Iterator[Batch]:
-        """Finished batches in order; tasks are submitted as far ahead as the budget allows."""
+    def _filled(
+        self, batches: Iterable[Sequence[int] | Indices], epoch: int = 0, first: int = 0
+    ) -> Iterator[_PendingBatch]:
+        """Batches in order, with their pixels; tasks are started as far ahead as the budget allows."""
         source = enumerate(batches, first)
-        queue: deque[_Pending] = deque()
+        queue: deque[_PendingBatch] = deque()
+        budget = 0 if self._pool is None or self._only_decode else self.prefetch_bytes
+        used = 0  # bytes of the images in the queue that are decoded or being decoded
 
-        def begin_next() -> bool:
-            following = next(source, None)
-            if following is not None:
-                number, indices = following
-                queue.append(self._begin(indices, epoch, number, ragged))
-            return following is not None
-
-        def top_up() -> None:
-            """Start tasks, oldest batch first, until ``prefetch_bytes`` are decoded or being decoded."""
-            used = sum(pending.started * pending.row_bytes for pending in queue)
-            while self._pool is not None and not self._only_decode and used < self.prefetch_bytes:
-                if (not queue or queue[-1].all_started) and not begin_next():
-                    return
-                used += self._start_chunk(queue[-1])
+        def start() -> bool:
+            """Start the next task, oldest batch first; without workers, do it. False if there is none."""
+            nonlocal used
+            if not queue or queue[-1].started == len(queue[-1].indices):
+                following = next(source, None)
+                if following is None:
+                    return False
+                queue.append(self._begin(following[1], epoch, following[0]))
+            pending, count = queue[-1], self.workers if self._only_decode else _CHUNK
+            positions = range(pending.started, min(pending.started + count, len(pending.indices)))
+            pending.started = positions.stop
+            used += len(positions) * pending.row_bytes
+            if self._pool is None:
+                self._fill(pending, positions)
+            elif self._only_decode:
+                self._fill(pending, positions, self._pool.map(self._pixels, pending.indices[positions].tolist()))
+            else:
+                pending.tasks.append(self._pool.submit(self._fill, pending, positions))
+            return True
 
         try:
-            while queue or begin_next():
-                while not queue[0].all_started:
-                    self._start_chunk(queue[0])
-                top_up()
+            while queue or start():
+                while (queue[0].started < len(queue[0].indices) or used < budget) and start():
+                    pass
                 for task in queue[0].tasks:
                     task.result()
+                used -= len(queue[0].indices) * queue[0].row_bytes
                 # In a list that is emptied on exit: a variable would keep the batch in memory until the next one.
-                finished = [finish(queue.popleft())]
-                top_up()
-                if finished[0] is not None:
-                    yield finished.pop()  # type: ignore[misc]
+                filled = [queue.popleft()]
+                while used < budget and start():
+                    pass
+                yield filled.pop()
         finally:
             for pending in queue:
                 for task in pending.tasks:
                     task.cancel()
 
-    def _begin(self, indices: Sequence[int] | Indices, epoch: int, number: int, ragged: bool) -> _Pending:
+    def _largest(self, index: int) -> tuple[int, int]:
+        """Height and width of the largest image, if images keep their sizes: a bound, or those of image ``index``.
+
+        Reading every header would be slow.
+        """
+        side = self.transform.max_side
+        return (side, side) if side else self.size(index) or (1, 1)
+
+    def _begin(self, indices: Sequence[int] | Indices, epoch: int, number: int) -> _PendingBatch:
         chosen = np.array(indices, dtype=np.int64)
         if chosen.ndim != 1 or len(chosen) == 0:
             raise InputError(f"a batch must be a list of at least one image number; its shape is {chosen.shape}.")
@@ -229,31 +273,15 @@ class Pipeline:
                 f"images {chosen.min()} to {chosen.max()} were requested, but {self.images.name} has "
                 f"{len(self.images)} images, numbered from 0."
             )
-        side = getattr(self.transform, "imsize", None) if ragged else None
-        # No image is larger than the bound, and reading every header first would be slow.
-        size = (side, side) if side else next((size for i in chosen.tolist() if (size := self._reader.size(i))), (1, 1))
-        random = self._draw(chosen, occurrences(chosen), epoch, number)
-        return _Pending(chosen, number, random, size, ragged, self.pin)
-
-    def _draw(self, indices: Indices, occurrence: Indices, epoch: int, number: int) -> Uniforms:
-        return uniforms(self.seed, epoch, number, indices, occurrence, self.transform.draws)
-
-    def _start_chunk(self, pending: _Pending) -> int:
-        """Start the next task of a batch and return how many bytes it will fill."""
-        count = self.workers if self._pool is not None and self._only_decode else _CHUNK
-        positions = range(pending.started, min(pending.started + count, len(pending.indices)))
-        pending.started = positions.stop
-        if self._pool is None:
-            self._fill(pending, positions)
-        elif self._only_decode:
-            self._fill(pending, positions, self._pool.map(self._reader.decoded, pending.indices[positions].tolist()))
-        else:
-            pending.tasks.append(self._pool.submit(self._fill, pending, positions))
-        return len(positions) * pending.row_bytes
+        size = self.transform.size
+        random = np.empty((len(chosen), 0))
+        if self.transform.draws:
+            random = uniforms(self.seed, epoch, number, chosen, occurrences(chosen), self.transform.draws)
+        return _PendingBatch(chosen, number, random, size or self._largest(int(chosen[0])), size is None, self.pin)
 
     def _fill(
         self,
-        pending: _Pending,
+        pending: _PendingBatch,
         positions: Iterable[int],
         decoded: Iterator[Image.Image | Pixels | None] | None = None,
     ) -> None:
@@ -261,19 +289,58 @@ class Pipeline:
         for position in positions:
             index = int(pending.indices[position])
             source = None if decoded is None else next(decoded)
-            pixels = self._reader.pixels(index, pending.random[position], source)
-            if pixels is None:
+            read = self._pixels(index, pending.random[position], source)
+            if read is None:
                 pending.bad.add(position)
                 continue
-            if pending.tensor is not None and pixels.shape != pending.rows[position].shape:
-                height, width = pending.rows[position].shape[:2]
+            pixels = np.asarray(read)
+            if pending.tensor is None:
+                # A copy: a cache may return its own array, but the caller may change a batch.
+                pending.rows[position] = np.array(pixels)
+            elif pixels.shape != pending.rows[position].shape:
+                found, declared = pixels.shape, pending.rows[position].shape
                 raise InputError(
-                    f"{self.images.names[index]} is {pixels.shape[1]}×{pixels.shape[0]} pixels in a batch of "
-                    f"{width}×{height}: the transform's results do not have the size that it declares."
+                    f"{self.images.names[index]} is {found[1]}×{found[0]} pixels in a batch of {declared[1]}×{declared[0]}: "
+                    "the transform's results do not have the size that it declares."
                 )
-            pending.put(position, pixels)
+            else:
+                pending.rows[position][:] = pixels
 
-    def _replace_bad(self, pending: _Pending, epoch: int) -> None:
+    def _pixels(
+        self, index: int, random: Uniforms | None = None, source: Image.Image | Pixels | None = None
+    ) -> Image.Image | Pixels | None:
+        """An image, decoded unless it is given as ``source``, and transformed if ``random`` numbers are given.
+
+        The cache keeps the output of a deterministic transform and the input of a random one. None if the image cannot be
+        read and such images are skipped.
+        """
+        if index in self._bad:
+            return None
+        try:
+            if source is None and self._cache is not None:
+                source = self._cache.get(index)
+            if source is None:
+                source = self.transform.read(self.images, index)
+                if not self.transform.draws:
+                    source = self.transform(source, np.empty(0))
+                if self._cache is not None:
+                    source = np.asarray(source)
+                    self._cache.put(index, source)
+            return source if random is None or not self.transform.draws else self.transform(source, random)
+        except ImageError as error:
+            name = self.images.names[index]
+            if self.on_bad_image == "error":
+                raise with_skip_advice(error, name) from error
+            self._bad[index] = BadImage(index, name, error.reason, error.kind)
+            return None
+        except RecollectError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{self.images.names[index]}: a worker failed on this image ({type(error).__name__}: {error})."
+            ) from error
+
+    def _replace_bad(self, pending: _PendingBatch, epoch: int) -> None:
         """Replace each bad image by another of the same class; the choice does not depend on the workers.
 
         Preferably one that is not in the batch, since a copy is easy to rank; otherwise a copy, augmented differently.
@@ -286,11 +353,13 @@ class Pipeline:
             members = members[np.argsort(chance, kind="stable")]
             present = np.isin(members, pending.indices)
             for candidate in np.concatenate([members[~present], members[present]]).tolist():
-                if self._reader.is_bad(candidate):
+                if candidate in self._bad:
                     continue
                 copies = np.array([np.count_nonzero(pending.indices == candidate)])
                 pending.indices[position] = candidate
-                pending.random[position] = self._draw(np.array([candidate]), copies, epoch, pending.number)[0]
+                pending.random[position] = uniforms(
+                    self.seed, epoch, pending.number, np.array([candidate]), copies, self.transform.draws
+                )[0]
                 pending.bad.discard(position)
                 self._fill(pending, [position])
                 if position not in pending.bad:
@@ -301,50 +370,118 @@ class Pipeline:
                     f"{self.images.names[bad]}). Repair them or remove the class."
                 )
 
-    def _batch(self, pending: _Pending) -> Batch:
-        return Batch(pending.images(), torch.from_numpy(self.images.labels[pending.indices]), pending.indices)
 
-
-class _Pending:
+class _PendingBatch:
     """A batch in progress: its memory, and the tasks that fill it.
 
-    ``number`` is its position in the epoch; ``size`` the size of every image, or with ``ragged`` the largest possible.
+    ``number`` is its position in the epoch; ``size`` the size of every image, or with ``whole`` the largest possible.
     """
 
     def __init__(
-        self, indices: Indices, number: int, random: Uniforms, size: tuple[int, int], ragged: bool, pin: bool
+        self, indices: Indices, number: int, random: Uniforms, size: tuple[int, int], whole: bool, pin: bool
     ) -> None:
         self.indices, self.number, self.random, self.pin = indices, number, random, pin
         # The system gives memory to a large tensor page by page as it is written, so an unfinished batch costs only
         # what is decoded; unless it is pinned.
         shape = (len(indices), *size, 3)
-        self.tensor = None if ragged else torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
-        self.rows: list[Pixels] = [] if self.tensor is None else list(self.tensor.numpy())
-        if ragged:
-            self.rows = [np.empty((0, 0, 3), np.uint8)] * len(indices)
+        self.tensor = None if whole else torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
+        empty = [np.empty((0, 0, 3), np.uint8)] * len(indices)
+        self.rows: list[Pixels] = empty if self.tensor is None else list(self.tensor.numpy())
         self.row_bytes = size[0] * size[1] * 3
         self.bad: set[int] = set()  # positions without pixels
         self.started = 0  # positions handed to tasks
         self.tasks: list[Future[None]] = []
 
-    @property
-    def all_started(self) -> bool:
-        return self.started == len(self.indices)
-
-    def put(self, position: int, pixels: Pixels) -> None:
-        """Keep the pixels of one image."""
+    def hand_over(self, labels: Indices) -> Batch:
+        """The batch without its bad images; its memory is the receiver's from now on."""
+        kept = np.setdiff1d(np.arange(len(self.indices)), sorted(self.bad))
+        images: torch.Tensor | list[torch.Tensor]
         if self.tensor is None:
-            # A copy: a cache may return its own array, but the caller may change a batch.
-            self.rows[position] = np.array(pixels)
+            rows = [torch.from_numpy(self.rows[position]) for position in kept]
+            images = [(row.pin_memory() if self.pin else row).permute(2, 0, 1) for row in rows]
         else:
-            self.rows[position][:] = pixels
+            images = self.tensor.permute(0, 3, 1, 2)
+            images = images[torch.from_numpy(kept)] if self.bad else images
+        self.tensor, self.rows = None, []
+        return Batch(images, torch.from_numpy(labels[self.indices[kept]]), self.indices[kept])
 
-    def images(self) -> torch.Tensor | list[torch.Tensor]:
-        """The batch as the receiver gets it."""
-        if self.tensor is not None:
-            return self.tensor.permute(0, 3, 1, 2)
-        rows = [torch.from_numpy(row) for row in self.rows]
-        return [(row.pin_memory() if self.pin else row).permute(2, 0, 1) for row in rows]
+
+class RamCache:
+    """Pixels in this process's memory, up to half of what is free now (or of this process's part of it).
+
+    When full, it keeps its entries. An epoch visits images in random order, so replacing the oldest by the newest
+    would only turn hits into misses.
+    """
+
+    def __init__(self) -> None:
+        self._room = available_bytes() // 2
+        self._lock = threading.Lock()
+        self._pixels: dict[int, Pixels] = {}
+
+    def get(self, index: int) -> Pixels | None:
+        """The pixels of image ``index``, or None."""
+        return self._pixels.get(index)
+
+    def put(self, index: int, pixels: Pixels) -> None:
+        """Keep the pixels of image ``index``, if there is room."""
+        with self._lock:
+            if index in self._pixels or pixels.nbytes > self._room:
+                return
+            self._room -= pixels.nbytes
+            # A copy: a view would keep the whole array it belongs to in memory.
+            self._pixels[index] = np.array(pixels, order="C")
+
+
+class DiskCache:
+    """Pixels in files below a folder, one per image: a ``.npy`` followed by its checksum.
+
+    An entry's name is a hash of the image's identity (path, size and modification time of a file, otherwise its content),
+    its box, the description of its processing, and the version of the decoder. A changed file or setting is therefore a
+    new entry, and several runs and processes may share a folder. A damaged entry is made again.
+
+    Args:
+        folder: where entries are kept; created if missing.
+        images: the set whose images are cached.
+        description: everything besides the image that the pixels depend on.
+    """
+
+    def __init__(self, folder: Path, images: ImageSet, description: str) -> None:
+        self.folder, self._images = folder, images
+        self._description = f"{description}\0Pillow {PIL.__version__}"
+        self._writable = True
+
+    def path(self, index: int) -> Path:
+        """Where the entry of image ``index`` is, or would be."""
+        boxes = self._images.boxes
+        box = "" if boxes is None else boxes[index].tolist()
+        identity = f"{self._images.identity(index)}\0{box}\0{self._description}"
+        name = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:40]
+        return self.folder / name[:2] / f"{name}.pixels"
+
+    def get(self, index: int) -> Pixels | None:
+        """The pixels of image ``index``, or None."""
+        # No entry, no image (reading the image will report it), or a damaged entry.
+        with (
+            contextlib.suppress(OSError, ValueError, EOFError, ImageError),
+            self.path(index).open("rb") as file,
+        ):
+            pixels: Pixels = np.load(file)
+            if file.read() == zlib.crc32(pixels.data).to_bytes(4, "little"):
+                return pixels
+        return None
+
+    def put(self, index: int, pixels: Pixels) -> None:
+        """Keep the pixels of image ``index``."""
+        if not self._writable:
+            return
+        pixels = np.ascontiguousarray(pixels)
+        try:
+            # No fsync per image: the checksum exposes an entry torn by a power cut.
+            with atomic_write(self.path(index), durable=False) as file:
+                np.save(file, pixels)
+                file.write(zlib.crc32(pixels.data).to_bytes(4, "little"))
+        except (OSError, StorageError):  # a cache that cannot be written makes a run slower, but must not stop it
+            self._writable = False
 
 
 def processors() -> int:

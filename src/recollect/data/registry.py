@@ -2,7 +2,7 @@
 
 A data set of the package is one file in ``data/sources`` with a tuple ``SOURCES``; it is found automatically, so adding
 one changes no other file. ``Source`` lists what a source must define. What sources share to read lists is in
-``data/listing.py``. Data sets outside the package are found by ``common/plugins.py``: ``my.py:load_mine``, or a name that an
+``data/tables.py``. Data sets outside the package are found by ``common/plugins.py``: ``my.py:load_mine``, or a name that an
 installed package adds.
 """
 
@@ -15,13 +15,16 @@ import pkgutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, DataWarning, SealedError
+from recollect.common.images import ON_BAD_IMAGE
 from recollect.common.text import did_you_mean
 from recollect.data.image_set import ImageSet
 
@@ -83,8 +86,7 @@ class Source:
     @property
     def options(self) -> tuple[str, ...]:
         """The keyword options that ``load`` passes on."""
-        parameters = inspect.signature(self.read).parameters.values()
-        return tuple(p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
+        return tuple(inspect.getfullargspec(self.read).kwonlyargs)
 
 
 @cache
@@ -97,10 +99,11 @@ def available_data() -> dict[str, Source]:
     """
     from recollect.data import sources
 
-    found: list[Source] = []
+    found: dict[str, Source] = {}
     for module in pkgutil.iter_modules(sources.__path__, f"{sources.__name__}."):
-        found.extend(getattr(importlib.import_module(module.name), "SOURCES", ()))
-    return {source.name: source for source in sorted(found, key=lambda source: source.name)}
+        for source in getattr(importlib.import_module(module.name), "SOURCES", ()):
+            found[source.name] = source
+    return dict(sorted(found.items()))
 
 
 def is_source(name: str) -> bool:
@@ -186,47 +189,71 @@ def _source_from_outside(loaded: plugins.Loaded) -> Source:
     )
 
 
-def load(name: str, root: Path | str | None = None, split: str = "train", **options: Any) -> ImageSet:
+def load(
+    name: str, root: Path | str | None = None, split: str = "train", *, on_bad_image: str = "error", **options: Any
+) -> ImageSet:
     """Load a split of a data set by name.
 
     Args:
         name: a name from ``available()``, e.g. ``"folder"`` or ``"glyphs"``, or a reference such as ``my.py:load_mine``.
         root: the folder of the data set; not needed for a generated set like ``glyphs``.
         split: usually ``"train"`` or ``"test"``.
-        **options: options of that source, e.g. ``missing="drop"``.
+        on_bad_image: ``"error"`` refuses a set that lists files that do not exist; ``"skip"`` leaves them out, with a
+            warning.
+        **options: options of that source, e.g. ``test_share=0.3``.
 
     Raises:
         ConfigError: an unknown name, split or option.
         DataError: files are missing; the message names the paths searched and where to get them.
 
     Warns:
-        DataWarning: the counts differ from the published ones.
+        DataWarning: the counts differ from the published ones, or files were left out.
     """
-    refuse_if_sealed(f"{name}/{split}", split)
     source = find_source(name)
-    if split not in source.splits and source.find_splits is None:
-        raise ConfigError(f"{name} has no split {split!r}: choose one of {', '.join(source.splits)}.")
-    for option in options:
-        if option not in source.options:
-            guess = did_you_mean(option, source.options)
-            raise ConfigError(
-                f"{name} has no option {option!r}.{guess} Its options: {', '.join(source.options) or 'none'}."
-            )
-    images = source.read(check_root(source, root), split, **options)
+    images = without_missing(source, read_split(source, root, split, options), on_bad_image)
     difference = count_difference(source, images, split)
     if difference is not None:
         warnings.warn(difference, DataWarning, stacklevel=2)
     return images
 
 
-def without_missing(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options`` with which ``load`` leaves missing files out, with a warning, instead of refusing the set.
+def read_split(source: Source, root: Path | str | None, split: str, options: Mapping[str, Any]) -> ImageSet:
+    """A split as the data set lists it, with files that may not exist; for the arguments see ``load``."""
+    refuse_if_sealed(f"{source.name}/{split}", split)
+    if split not in source.splits and source.find_splits is None:
+        raise ConfigError(f"{source.name} has no split {split!r}: choose one of {', '.join(source.splits)}.")
+    for option in options:
+        if option not in source.options:
+            guess = did_you_mean(option, source.options)
+            raise ConfigError(
+                f"{source.name} has no option {option!r}.{guess} Its options: {', '.join(source.options) or 'none'}."
+            )
+    return source.read(check_root(source, root), split, **options)
 
-    For ``--skip-bad``. What the user says about missing files comes first, and a source may have no choice to offer.
+
+def without_missing(source: Source, images: ImageSet, on_bad_image: str) -> ImageSet:
+    """``images`` without those whose files do not exist; see ``load``.
+
+    Raises:
+        DataError: there are some and ``on_bad_image`` is ``"error"``, or nothing is left.
     """
-    parameter = inspect.signature(find_source(name).read).parameters.get("missing")
-    refuses = parameter is not None and parameter.default == "error"
-    return {"missing": "drop", **options} if refuses else dict(options)
+    if on_bad_image not in ON_BAD_IMAGE:
+        raise ConfigError(f"on_bad_image {on_bad_image!r} is unknown: choose one of {', '.join(ON_BAD_IMAGE)}.")
+    missing = images.missing
+    if not len(missing):
+        return images
+    what = (
+        f"{len(missing):,} of {len(images):,} images of the split {images.split!r} are not below {images.root}, e.g. "
+        f"{images.names[missing[0]]}"
+    )
+    if on_bad_image == "error":
+        raise source.trouble(f"{what}. Complete the copy, or leave them out with --skip-bad (on_bad_image='skip').")
+    if len(missing) == len(images):
+        raise source.trouble(f"{what}.")
+    warnings.warn(f"{source.name}: {what}; they are left out.", DataWarning, stacklevel=3)
+    left_out = {**images.facts.get("left_out", {}), "missing": len(missing)}
+    present = images.subset(np.setdiff1d(np.arange(len(images)), missing))
+    return replace(present, facts={**images.facts, "left_out": left_out})
 
 
 _sealed: list[frozenset[str]] = []

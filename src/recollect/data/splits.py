@@ -6,24 +6,13 @@ used here. Tuning and training call it; it needs only an ``ImageSet``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
-
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.data.image_set import ImageSet
 
-T = TypeVar("T")
-
 MODES = ("paper", "random")
-
-
-def first_half(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-    """The first half of ``items``, the larger one when their number is odd, and the rest."""
-    middle = (len(items) + 1) // 2
-    return items[:middle], items[middle:]
 
 
 _DRAWS = 64
@@ -56,7 +45,8 @@ def held_out_classes(sizes: NDArray[np.int64], share: float, seed: int = 0) -> N
     best: tuple[float, NDArray[np.int64]] | None = None
     for _ in range(_DRAWS):
         order = np.lexsort((random.permutation(count), -sizes))
-        chosen = np.array([run[random.integers(len(run))] for run in np.array_split(order, drawn)])
+        groups = np.array_split(order, drawn)
+        chosen = np.array([run[random.integers(len(run))] for run in groups])
         distance = abs(float(sizes[chosen].sum()) / max(1, int(sizes.sum())) - wanted)
         if best is None or distance < best[0] - 1e-12:
             best = distance, chosen
@@ -84,11 +74,13 @@ def class_disjoint_split(images: ImageSet, mode: str = "paper", seed: int = 0) -
     """
     if mode not in MODES:
         raise ConfigError(f"split mode {mode!r} is unknown: choose one of {', '.join(MODES)}.")
-    classes = _classes(images, at_least=2)
+    classes = np.unique(images.labels)
+    if len(classes) < 2:
+        raise InputError(f"{images.name}: 1 class is too few to split into 2 parts.")
     if mode == "random":
         classes = np.random.default_rng(seed).permutation(classes)
-    training, validation = first_half(classes.tolist())
-    return images.of_classes(training, "train"), images.of_classes(validation, "val")
+    middle = (len(classes) + 1) // 2  # the larger half is for training
+    return images.of_classes(classes[:middle], "train"), images.of_classes(classes[middle:], "val")
 
 
 def class_folds(images: ImageSet, folds: int, seed: int | None = 0) -> list[tuple[ImageSet, ImageSet]]:
@@ -101,7 +93,9 @@ def class_folds(images: ImageSet, folds: int, seed: int | None = 0) -> list[tupl
     """
     if folds < 2:
         raise InputError(f"folds must be at least 2, not {folds}.")
-    classes = _classes(images, at_least=folds)
+    classes = np.unique(images.labels)
+    if len(classes) < folds:
+        raise InputError(f"{images.name}: {len(classes)} classes are too few for {folds} folds.")
     if seed is not None:
         classes = np.random.default_rng(seed).permutation(classes)
     pairs = []
@@ -109,10 +103,3 @@ def class_folds(images: ImageSet, folds: int, seed: int | None = 0) -> list[tupl
         training = np.setdiff1d(classes, validation)
         pairs.append((images.of_classes(training, "train"), images.of_classes(validation, "val")))
     return pairs
-
-
-def _classes(images: ImageSet, at_least: int) -> np.typing.NDArray[np.int64]:
-    classes = np.unique(images.labels)
-    if len(classes) < at_least:
-        raise InputError(f"{images.name}: {len(classes)} classes are too few to split into {at_least} parts.")
-    return classes

@@ -1,7 +1,7 @@
 """Transforms of decoded images: crops, affine maps for characters, whole images, torchvision's and your own.
 
 A transform takes an image and its random numbers and returns H × W × 3 uint8; it keeps no state, so threads share it. To
-add one, write a class with the four members of ``Transform``. Random numbers belong to an image, not to a worker: they
+add one, write a subclass of ``Transform``. Random numbers belong to an image, not to a worker: they
 are a function of (seed, epoch, batch, image, occurrence), so they do not depend on workers, processes or order. Changing a
 constant of theirs changes the augmentation of every run; the tests check some values. Crops and affine maps give the same
 result as torchvision v2. ``LongerSide`` is for instance search: it reads the image itself, because the bound of a cropped
@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from PIL import Image
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, ImageError
-from recollect.common.images import image_size
 from recollect.common.preprocessing import INTERPOLATIONS, Preprocessing
 from recollect.data.image_set import ImageSet, Indices
 from recollect.data.registry import AUGMENTATIONS
@@ -79,13 +78,64 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 Pixels = NDArray[np.uint8]
 """H × W × 3."""
 
+
+class Transform:
+    """What the pipeline needs from a transform, and the base class of your own.
+
+    Override ``size``, ``draws`` (unless it is deterministic) and ``__call__``; also ``key``, unless ``repr`` describes the
+    transform completely, as it does for a dataclass.
+    """
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of every result; None if images keep their own sizes."""
+        raise NotImplementedError
+
+    @property
+    def draws(self) -> int:
+        """Random numbers per image; 0 means deterministic, and then results may be cached."""
+        return 0
+
+    @property
+    def key(self) -> str:
+        """A complete description: equal keys must mean equal results."""
+        return repr(self)
+
+    @property
+    def read_key(self) -> str:
+        """A complete description of what ``read`` returns."""
+        return f"as decoded for {self.at_least}"
+
+    @property
+    def at_least(self) -> int | None:
+        """JPEGs are decoded at a fraction of their size as long as both sides keep this many pixels; None for all."""
+        return None
+
+    @property
+    def max_side(self) -> int | None:
+        """The largest side of any result, if images keep their own sizes and there is a bound."""
+        return None
+
+    def read(self, images: ImageSet, index: int) -> Image.Image:
+        """Image ``index`` as ``__call__`` takes it."""
+        return images.read(index, at_least=self.at_least)
+
+    def output_size(self, images: ImageSet, index: int) -> tuple[int, int]:
+        """Height and width that image ``index`` will have, from its header alone."""
+        return self.size or images.size(index)[::-1]
+
+    def __call__(self, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
+        """Transform an RGB image with ``draws`` numbers in [0, 1)."""
+        raise NotImplementedError
+
+
 KERNELS = ("torch", "pil")
 
 _ATTEMPTS = 10  # torchvision's RandomResizedCrop gives up after this many and takes a central crop
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop:
+class RandomResizedCrop(Transform):
     """A random part of the image, resized to ``side`` × ``side``, flipped with probability 1/2.
 
     The box is drawn as torchvision's ``RandomResizedCrop`` does. Two kernels resize it:
@@ -127,11 +177,6 @@ class RandomResizedCrop:
         """Two per attempt, two for the position, one for the flip."""
         return 2 * _ATTEMPTS + 3
 
-    @property
-    def key(self) -> str:
-        """A complete description."""
-        return repr(self)
-
     def box(self, width: int, height: int, random: Uniforms) -> tuple[int, int, int, int]:
         """Left, top, right and bottom of the crop."""
         area = width * height
@@ -166,7 +211,7 @@ class RandomResizedCrop:
 
 
 @dataclass(frozen=True)
-class Resized:
+class Resized(Transform):
     """The deterministic test transform: exactly ``Preprocessing``'s pixels."""
 
     preprocessing: Preprocessing
@@ -192,9 +237,7 @@ class Resized:
 
     def __call__(self, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
         """See ``Transform``."""
-        tensor = self.preprocessing(image if isinstance(image, Image.Image) else Image.fromarray(image))
-        pixels: Pixels = tensor.permute(1, 2, 0).numpy()
-        return pixels
+        return self.preprocessing.pixels(image if isinstance(image, Image.Image) else Image.fromarray(image))
 
 
 def mirrored(pixels: Pixels) -> Pixels:
@@ -228,7 +271,7 @@ def resize_torch(image: Image.Image | Pixels, size: tuple[int, int], interpolati
 
 
 @dataclass(frozen=True)
-class GlyphAffine:
+class GlyphAffine(Transform):
     """For small grey shapes on a plain background: slight rotation, shear, scaling and shift; no mirroring.
 
     A mirrored letter is another letter, and an aggressive crop cuts it off. Areas that move in from outside get the
@@ -252,11 +295,6 @@ class GlyphAffine:
     def size(self) -> tuple[int, int]:
         """Height and width of every result."""
         return (self.side, self.side)
-
-    @property
-    def key(self) -> str:
-        """A complete description."""
-        return repr(self)
 
     def parameters(self, width: int, height: int, random: Uniforms) -> tuple[float, float, float, float, float]:
         """Angle in degrees, shift right and down in pixels, scale, shear in degrees."""
@@ -296,7 +334,7 @@ def _inverse_affine(
 
 
 @dataclass(frozen=True)
-class LongerSide:
+class LongerSide(Transform):
     """Crop to the box, if there is one; then shrink until the longer side is at most ``imsize``. Never enlarge.
 
     For a cropped image the bound is ``imsize · max(crop) / max(whole image)``, rounded down: a query is shown at the
@@ -319,25 +357,27 @@ class LongerSide:
         return int(self.flip)
 
     @property
-    def key(self) -> str:
-        """A complete description."""
-        return repr(self)
+    def max_side(self) -> int | None:
+        """See ``Transform``."""
+        return self.imsize
+
+    @property
+    def read_key(self) -> str:
+        """See ``Transform``: images are shrunk while they are read, and mirrored afterwards."""
+        return replace(self, flip=False).key
 
     def read(self, images: ImageSet, index: int) -> Image.Image:
         """Image ``index``, cropped and shrunk."""
-        whole = images.read(index, crop=False)
-        box = _box(images, index)
+        whole, box = images.read(index, crop=False), _box(images, index)
         image = whole if box is None else whole.crop(box)
         if min(image.size) < 1:
-            raise ImageError(
-                f"{images.names[index]}: its box {box} lies outside the {whole.width}×{whole.height} image."
-            )
+            outside = f"its box {box} lies outside the {whole.width}×{whole.height} image."
+            raise ImageError(outside, name=images.names[index])
         return image.resize(self._fit(image.size, whole.size), Image.Resampling.LANCZOS)
 
     def output_size(self, images: ImageSet, index: int) -> tuple[int, int]:
-        """Height and width that ``read`` will give, from the file's header alone."""
-        whole = _upright_size(images, index)
-        box = _box(images, index)
+        """See ``Transform``."""
+        whole, box = images.size(index), _box(images, index)
         width, height = self._fit(whole if box is None else (box[2] - box[0], box[3] - box[1]), whole)
         return height, width
 
@@ -370,43 +410,11 @@ def _box(images: ImageSet, index: int) -> tuple[int, int, int, int] | None:
     return None if box is None else (round(box[0]), round(box[1]), round(box[2]), round(box[3]))
 
 
-def _upright_size(images: ImageSet, index: int) -> tuple[int, int]:
-    """Width and height of the whole image, turned upright, without decoding it."""
-    if images.arrays is not None:
-        return images.arrays[index].shape[1], images.arrays[index].shape[0]
-    return image_size(images.path(index)) if images.items is None else images.read(index, crop=False).size
-
-
-class Transform(Protocol):
-    """What the pipeline needs from a transform.
-
-    ``size`` is (height, width) of every result, or None when images keep their own sizes. ``draws`` is the number of
-    random numbers per image; 0 means deterministic, and then results may be cached. ``key`` describes the
-    transform completely: equal keys must mean equal results. A transform may have a fourth attribute, ``at_least``: JPEGs
-    are then decoded at a fraction of their size as long as both sides keep this many pixels (``Preprocessing.at_least``).
-    """
-
-    @property
-    def size(self) -> tuple[int, int] | None:
-        """Height and width of every result."""
-
-    @property
-    def draws(self) -> int:
-        """Random numbers per image."""
-
-    @property
-    def key(self) -> str:
-        """A complete description."""
-
-    def __call__(self, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
-        """Transform an RGB image with ``draws`` numbers in [0, 1)."""
-
-
 _TORCH_RANDOM = threading.Lock()
 
 
 @dataclass(frozen=True)
-class FromTorchvision:
+class FromTorchvision(Transform):
     """Your own torchvision v2 transform, PIL image to a uint8 tensor 3 × size × size.
 
     Its randomness comes from torch's global generator, which all threads share and the model draws from too. So the
@@ -555,9 +563,8 @@ def make_augmentation(
     plugins.check_options(maker, chosen, what, own)
     with plugins.errors_as_config(what):
         made = maker(**chosen, **{name: value for name, value in told.items() if name in arguments})
-    if all(hasattr(made, member) for member in ("size", "draws", "key")) and callable(made):
-        transform: Transform = made
-        return transform
+    if isinstance(made, Transform):
+        return made
     if not callable(made):
         raise ConfigError(f"{what} returned a {type(made).__name__}: it must return a transform.")
     return FromTorchvision(made, preprocessing.size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
 import time
@@ -17,13 +16,11 @@ from typing import Any
 import numpy as np
 
 from recollect.common.console import ProgressLine
-from recollect.common.errors import DataError, DataWarning, InputError
-from recollect.common.images import file_bytes, read_image
-from recollect.common.pixels import refuse_narrow
+from recollect.common.errors import DataWarning, ImageError, InputError
+from recollect.common.pixels import resized_size
 from recollect.common.text import look_alikes, number_of
 from recollect.data.image_set import ImageSet
-from recollect.data.listing import find_missing
-from recollect.data.registry import Source, check_root, count_difference, find_source, load
+from recollect.data.registry import Source, check_root, count_difference, find_source, read_split
 
 SHOWN = 5  # examples of each kind in the text; the JSON has all
 BAR = 40
@@ -189,13 +186,13 @@ def verify_data(
     started, source = time.monotonic(), find_source(name)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        sets = {split: load(name, root, split, **_listing(source, options)) for split in _splits(source, root, options)}
+        sets = {split: read_split(source, root, split, options) for split in _splits(source, root, options)}
     counts = {split: count_difference(source, images, split) for split, images in sets.items()}
     notes = [str(w.message) for w in caught if issubclass(w.category, DataWarning)]
     alike = look_alikes(name for images in sets.values() for name in images.class_names)  # parts are read one by one
     notes += [] if alike is None else [alike]
 
-    missing = {n for images in sets.values() for n in _missing(images)}
+    missing = {images.names[index] for images in sets.values() for index in images.missing.tolist()}
     contents, unreadable = _read_all(sets, missing, workers)
     bad = missing | set(unreadable)
     sides: dict[str, set[str]] = defaultdict(set)
@@ -204,8 +201,10 @@ def verify_data(
         for image, label in zip(images.names, images.labels.tolist(), strict=True):
             sides[image].add(_side(split))
             classes[image].add(images.class_names[label])
-    groups = _groups(contents, sides)
-    inside = [group for group in groups if not _crosses(group, sides)]
+    # A single name counts if both the training and a test list have it.
+    groups = sorted(sorted(names) for names in contents.values() if len(names) > 1 or len(sides[names[0]]) > 1)
+    across = [group for group in groups if len(set.union(*(sides[name] for name in group))) > 1]
+    inside = [group for group in groups if group not in across]
     return Report(
         name=name,
         root=None if root is None else str(root),
@@ -214,11 +213,11 @@ def verify_data(
             _split_report(source, split, images, bad, missing, samples_per_class) for split, images in sets.items()
         ],
         count_differences=[difference for difference in counts.values() if difference is not None],
-        notes=list(dict.fromkeys(note for note in notes if note not in counts.values())) + _shared_classes(sets),
+        notes=list(dict.fromkeys(notes)) + _shared_classes(sets),
         missing=sorted(missing),
         unreadable=dict(sorted(unreadable.items())),
         duplicates=inside,
-        duplicates_across=[group for group in groups if _crosses(group, sides)],
+        duplicates_across=across,
         contradictions=[group for group in inside if len(set.union(*(classes[name] for name in group))) > 1],
         seconds=time.monotonic() - started,
     )
@@ -229,18 +228,6 @@ def _splits(source: Source, root: Path | str | None, options: dict[str, Any]) ->
         wanted = inspect.signature(source.find_splits).parameters
         return source.find_splits(check_root(source, root), **{k: v for k, v in options.items() if k in wanted})
     return ("train", *source.test_splits) if "train" in source.splits else source.splits
-
-
-def _listing(source: Source, options: dict[str, Any]) -> dict[str, Any]:
-    """Options that keep missing files in the list, unless the source always leaves them out."""
-    parameter = inspect.signature(source.read).parameters.get("missing")
-    return {"missing": "keep", **options} if parameter is not None and parameter.default == "error" else options
-
-
-def _missing(images: ImageSet) -> list[str]:
-    if images.root is None:
-        return []
-    return [images.names[i] for i in np.flatnonzero(find_missing(images.root, images.names)).tolist()]
 
 
 def _read_all(
@@ -256,8 +243,10 @@ def _read_all(
     unreadable: dict[str, str] = {}
     threads = workers or min(8, os.cpu_count() or 1)
     with ProgressLine("verifying", len(todo)) as line, ThreadPoolExecutor(threads) as pool:
-        for block in _blocks(list(todo.items())):
-            for (name, _), (digest, trouble) in zip(block, pool.map(lambda item: _read(*item[1]), block), strict=True):
+        names = list(todo)
+        for start in range(0, len(names), BLOCK):
+            block = names[start : start + BLOCK]
+            for name, (digest, trouble) in zip(block, pool.map(lambda name: _read(*todo[name]), block), strict=True):
                 if digest is not None:
                     contents[digest].append(name)
                 if trouble is not None:
@@ -266,42 +255,21 @@ def _read_all(
     return contents, unreadable
 
 
-def _blocks(items: list[Any]) -> Iterator[list[Any]]:
-    for start in range(0, len(items), BLOCK):
-        yield items[start : start + BLOCK]
-
-
 def _read(images: ImageSet, index: int) -> tuple[str | None, str | None]:
     """The hash of an image's content and its problem; either may be None."""
-    if images.root is None:
-        try:
-            return hashlib.sha256(np.asarray(images.read(index)).tobytes()).hexdigest(), None
-        except DataError as error:
-            return None, str(error)
-    digest, content = None, b""
+    digest = None
     try:
-        content = file_bytes(images.path(index))
-        digest = hashlib.sha256(content).hexdigest()
-        image = read_image(content)
-        refuse_narrow(*image.size, SHORTER_SIDE)
+        digest = images.digest(index).hex()
+        resized_size(*images.read(index).size, SHORTER_SIDE)
+    except ImageError as error:
+        return digest, error.reason
     except ValueError as error:  # not broken, but training would refuse it
         return digest, f"{error}."
-    except DataError as error:
-        return digest, str(error).removeprefix(f"an image of {len(content):,} bytes: ")  # the file is named beside it
     return digest, None
 
 
 def _side(split: str) -> str:
     return split if split in ("train", "val") else "test"
-
-
-def _groups(contents: dict[str, list[str]], sides: dict[str, set[str]]) -> list[list[str]]:
-    """Names with the same content; a single name counts if both the training and a test list have it."""
-    return sorted(sorted(names) for names in contents.values() if len(names) > 1 or len(sides[names[0]]) > 1)
-
-
-def _crosses(group: Sequence[str], sides: dict[str, set[str]]) -> bool:
-    return len(set.union(*(sides[name] for name in group))) > 1
 
 
 def _shared_classes(sets: dict[str, ImageSet]) -> list[str]:

@@ -423,7 +423,7 @@ def evaluate_model(
     metrics: Sequence[MetricLike] = (),
     batch_size: int = 64,
     device: str | None = None,
-    skip_bad: bool = False,
+    on_bad_image: str = "error",
     trust: bool = False,
 ) -> Evaluation:
     """Measure recall@k and more of a model on labelled images, everything against everything.
@@ -435,7 +435,7 @@ def evaluate_model(
         ks: the k of r@k; by default those of the data set.
         metrics: further metrics: functions of (ranks, positives), ``Metric`` objects, or references.
         batch_size: images per batch while embedding. device: where to compute.
-        skip_bad: leave out images that cannot be read; they are named by a warning.
+        on_bad_image: ``"error"``, or ``"skip"`` to leave out images that cannot be read; they are named by a warning.
         trust: run the code that a run or a saved embedder names (references).
 
     Returns:
@@ -460,18 +460,18 @@ def evaluate_model(
             if loaded.remark is not None:
                 logger.warning(loaded.remark)
         if isinstance(data, ImageSet):
-            chosen = DataConfig(data.name, str(data.root), test_split=data.split)
-            chosen = replace(chosen, on_bad_image="skip" if skip_bad else "error")
+            policy: Any = on_bad_image
+            chosen = DataConfig(data.name, str(data.root), test_split=data.split, on_bad_image=policy)
             test = as_test_set(data, chosen, loaded.folder)
         else:
-            test = load_test(loaded.folder, data=data, root=root, split=split, skip_bad=skip_bad)
+            test = load_test(loaded.folder, data=data, root=root, split=split, on_bad_image=on_bad_image)
         if test.benchmark is not None:
             raise ConfigError(f"{test.data.name} has ground truth instead of labels: use recollect eval.")
         for note in test.remarks():
             warnings.warn(note.text, DataWarning, stacklevel=2)
         target = embed_test(loaded, test, batch_size=batch_size)
         for bad in target.source["skipped"]:
-            warnings.warn(f"left out: {bad['reason']}", DataWarning, stacklevel=2)
+            warnings.warn(f"left out: {bad['name']}: {bad['reason']}", DataWarning, stacklevel=2)
         more: dict[str, Any] = {"metrics": [*METRICS, *metrics]} if metrics else {}
         result: Evaluation = evaluate_input(target, ks, **more)[0]
     return result
@@ -526,7 +526,7 @@ def write_evaluation(
     batch_size: int = BATCH,
     memory: int = 512,
     device: str | None = None,
-    skip_bad: bool = False,
+    on_bad_image: str = "error",
     trust: bool = False,
 ) -> WrittenEvaluation:
     """Compute recall@k and more, and write ``metrics.json`` and ``queries.npz``.
@@ -555,7 +555,7 @@ def write_evaluation(
         overwrite: replace existing results.
         weights, download: of an initialisation, see ``recollect.load``.
         batch_size: images per batch while embedding. memory: MiB for ranking. device: where to compute.
-        skip_bad: leave out images that cannot be read, and list them.
+        on_bad_image: ``"error"``, or ``"skip"`` to leave out images that cannot be read, and list them.
         trust: run the code that a run or a saved embedder names (references).
 
     Raises:
@@ -602,7 +602,7 @@ def write_evaluation(
                 recipe=config,
                 distractors=distractors,
                 trained_classes=trained_classes,
-                skip_bad=skip_bad,
+                on_bad_image=on_bad_image,
             )
             notes = [*([] if loaded.remark is None else [Remark(loaded.remark)]), *test.notes]
             place, labels, name = loaded.results / test.name, test.images.labels, test.name
@@ -637,7 +637,7 @@ def write_evaluation(
     if skipped := target.source.get("skipped"):
         others = number_of(len(skipped) - 1, "other is/others are")
         listed = f" {others} listed in metrics.json." if len(skipped) > 1 else ""
-        logger.info(f"could not be read: {skipped[0]['reason']}{listed}")
+        logger.info(f"could not be read: {skipped[0]['name']}: {skipped[0]['reason']}{listed}")
     if vectors_out is not None:
         target.save_vectors(vectors_out)
         logger.info(f"written: {vectors_out}")

@@ -449,7 +449,7 @@ def embed(
         paths,
         batch_size=batch_size,
         device=device,
-        on_bad_image=on_bad_image,  # type: ignore[arg-type]
+        on_bad_image=on_bad_image,
         progress=progress,
     )
 

@@ -219,14 +219,7 @@ def content_keys(images: ImageSet) -> Keys:
     The key of a file that is empty or cannot be read is made from its name and matches no content: empty files, as an
     interrupted copy leaves them, are not the same photo.
     """
-    digests: Sequence[bytes | None]
-    if images.arrays is not None:
-        shape = str(images.arrays.shape[1:]).encode()
-        digests = [hashlib.sha256(shape + np.ascontiguousarray(pixels).data).digest() for pixels in images.arrays]
-    elif images.items is not None:
-        digests = _item_digests(images)
-    else:
-        digests = _file_digests(images)
+    digests = _item_digests(images) if images.root is None else _file_digests(images)
     keys = np.empty((len(images), KEY_BYTES), np.uint8)
     for place, digest in enumerate(digests):
         if digest is None:
@@ -244,13 +237,12 @@ def set_digest(images: ImageSet, keys: Keys) -> str:
 
 
 def _item_digests(images: ImageSet) -> list[bytes | None]:
-    """Digests of images without a file, such as rows of a Hugging Face data set: of their pixels, decoded for this."""
+    """Digests of images without a file, such as arrays or rows of a Hugging Face data set."""
     digests: list[bytes | None] = []
     with ProgressLine("reading images", len(images), quiet=None if len(images) >= _MANY else True) as line:
         for place in range(len(images)):
             try:
-                image = images.read(place)
-                digests.append(hashlib.sha256(f"{image.mode} {image.size}\0".encode() + image.tobytes()).digest())
+                digests.append(images.digest(place))
             except ImageError:
                 digests.append(None)
             line.advance()

@@ -20,7 +20,7 @@ from recollect.config.recipes import published_tests
 from recollect.config.resolve import relocated_root
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, available, load_distractors, load_revisited
-from recollect.data.registry import is_source, refuse_two_meanings, without_missing
+from recollect.data.registry import is_source, refuse_two_meanings
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.evaluation import default_ks
 from recollect.inference.models import RunFiles, refuse_moved
@@ -133,7 +133,7 @@ def load_test(
     recipe: Config | None = None,
     distractors: Path | None = None,
     trained_classes: str = "auto",
-    skip_bad: bool = False,
+    on_bad_image: str = "error",
 ) -> TestSet:
     """Load a test set and compare it with the training images of a run.
 
@@ -144,15 +144,15 @@ def load_test(
             it was trained on.
         distractors: for instance search, the folder that holds ``revisitop1m``, or a ``.npy``; else a ``.npy``.
         trained_classes: ``"auto"``, ``"exclude"`` or ``"keep"``, see ``exclude_trained_classes``.
-        skip_bad: leave out listed images that are missing, with a warning; also if the run's own settings say so.
+        on_bad_image: ``"skip"`` leaves out listed images that are missing, with a warning, as the run's own settings may.
     """
     run = None if folder is None or not RunFiles(folder).is_run else RunFiles(folder)
     chosen, own = choose_test(run, data=data, root=root, split=split, recipe=recipe)
     if chosen.name in REVISITED:
         return _load_benchmark(chosen, distractors)
-    skip_bad = skip_bad or chosen.on_bad_image == "skip"
-    chosen = replace(chosen, on_bad_image="skip" if skip_bad else "error")
-    options = without_missing(chosen.name, chosen.options) if skip_bad else chosen.options
+    if on_bad_image == "skip":
+        chosen = replace(chosen, on_bad_image="skip")
+    options = {**chosen.options, "on_bad_image": chosen.on_bad_image}
     known = None if folder is None else read_trained_on(folder)
     by_record = known if own and trained_classes != "keep" else None
     images = load_by_record(chosen.name, chosen.root, chosen.test_split, by_record, options)

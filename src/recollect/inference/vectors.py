@@ -243,7 +243,7 @@ class _Pixels:
         skipped = []
         for place, name in enumerate(self.images.names if self.skipped else ()):
             if (bad := self.skipped.get(self.keys[place].tobytes())) is not None:
-                skipped.append(replace(bad, index=place, name=name, reason=bad.reason.replace(bad.name, name)))
+                skipped.append(replace(bad, index=place, name=name))
         return SetRows(rows, self.keys, skipped)
 
 

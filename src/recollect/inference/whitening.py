@@ -21,7 +21,6 @@ from recollect.common.files import make_folder_for
 from recollect.common.text import number_of
 from recollect.config.resolve import resolve
 from recollect.data import ImageSet, load, load_sfm_pairs
-from recollect.data.registry import without_missing
 from recollect.inference.models import open_model
 from recollect.inference.training_record import carry_record
 from recollect.inference.vectors import embed_set, head_inputs
@@ -131,7 +130,7 @@ def whiten(
     multiscale: bool = False,
     device: str | None = None,
     download: bool = False,
-    skip_bad: bool = False,
+    on_bad_image: str = "error",
     overwrite: bool = False,
 ) -> Path:
     """Learn a whitening, add it to a network as its last layer, and save that.
@@ -145,7 +144,7 @@ def whiten(
         seed: of the pairs, where labels give more than are used.
         multiscale: learn from descriptors averaged over three scales, for ``write_evaluation(multiscale=True)``.
         device, download: see ``recollect.load``.
-        skip_bad: skip images that are missing or cannot be read.
+        on_bad_image: ``"error"`` stops at images that are missing or cannot be read, ``"skip"`` continues.
         overwrite: replace ``out``.
 
     Returns:
@@ -171,16 +170,14 @@ def whiten(
         chosen = WhiteningSet.from_sfm(pairs)
     else:
         settings = resolve(data=data, root=root).data
-        options = without_missing(settings.name, {}) if skip_bad else {}
-        images = load(settings.name, settings.root, split, **options)
+        images = load(settings.name, settings.root, split, on_bad_image=on_bad_image)
         paired = np.flatnonzero(np.bincount(images.labels)[images.labels] >= 2)
         if not len(paired):
             raise ConfigError(f"{images.name}: no class has two images, so there is no pair to learn a whitening from.")
         chosen = WhiteningSet(images.subset(paired))
     logger.info(f"learning from {len(chosen.images):,} images")
-    policy = "skip" if skip_bad else "error"
     scales = INSTANCE_SEARCH_SCALES if multiscale else None
-    made = add_last_layer(opened.embedder, chosen, dim, seed, scales=scales, on_bad_image=policy)
+    made = add_last_layer(opened.embedder, chosen, dim, seed, scales=scales, on_bad_image=on_bad_image)
     made.save(out, overwrite=overwrite)
     if opened.folder is not None:
         carry_record(opened.folder, Path(out))

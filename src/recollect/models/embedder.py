@@ -1,7 +1,7 @@
 """``Embedder``: maps pixels to unit vectors. Normalization → backbone → pooling → head → L2.
 
 ``EmbedderConfig`` describes an embedder completely; ``saving.py`` rebuilds it from there. Backbones, pooling and heads are
-in their files, the loop over many images in ``embedding.py``. Training uses ``forward``, ``train``, ``parameter_groups`` and
+in their files; images are decoded by ``data/pipeline.py``. Training uses ``forward``, ``train``, ``parameter_groups`` and
 ``split``; all others use ``embed``. Descriptors of several scales are normalized, averaged and normalized again: as in
 cirtorch, what a network was trained to return is averaged; a whitening that was added afterwards is applied to the average.
 """
@@ -9,19 +9,27 @@ cirtorch, what a network was trained to return is averaged; a whitening that was
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recollect.common import plugins
+from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.images import OnBadImage, grouped
+from recollect.common.images import BadImage, ImageSource, bad_image_summary
 from recollect.common.preprocessing import Preprocessing
+from recollect.common.text import printable
+from recollect.data.image_set import ImageSet
+from recollect.data.pipeline import Pipeline
+from recollect.data.transforms import test_transform
 from recollect.models import backbones, zoo
 from recollect.models.backbones import (
     NativePool,
@@ -34,7 +42,6 @@ from recollect.models.backbones import (
     natural_pooling,
     set_batch_norm_gradients,
 )
-from recollect.models.embedding import ImageLike, embed_images
 from recollect.models.hub import fetched_once, is_hub_address
 from recollect.models.pooling import GeM, Head, UnitLength, make_pooling, unit
 from recollect.models.saving import EmbedderConfig, load_embedder, save_embedder
@@ -67,20 +74,6 @@ class InputNormalization(nn.Module):
         return images
 
 
-def check_patches(size: int, patch: int, name: str) -> None:
-    """Refuse a size that is not a multiple of a transformer's patch size.
-
-    Raises:
-        ConfigError: the message names the nearest valid sizes.
-    """
-    if size % patch:
-        below = size // patch * patch
-        choices = f"{below} or {below + patch}" if below else str(patch)
-        raise ConfigError(
-            f"image size {size} is not a multiple of the patch size of {name}, {patch} pixels: use {choices}."
-        )
-
-
 def by_shape(run: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tensor:
     """``run`` on images of any sizes: images of equal size together, the rows of the result in the order of the images.
 
@@ -93,9 +86,11 @@ def by_shape(run: Callable[[Tensor], Tensor], images: Sequence[Tensor]) -> Tenso
             raise InputError(f"image {row} of the list must be 3×H×W, not {tuple(image.shape)}.")
     if not images:
         raise InputError("the list of images is empty: give at least one.")
-    groups = grouped(image.shape for image in images)
-    results = torch.cat([run(torch.stack([images[row] for row in rows])) for rows in groups])
-    order = torch.tensor([row for rows in groups for row in rows], device=results.device)
+    groups: dict[torch.Size, list[int]] = {}
+    for row, image in enumerate(images):
+        groups.setdefault(image.shape, []).append(row)
+    results = torch.cat([run(torch.stack([images[row] for row in rows])) for rows in groups.values()])
+    order = torch.tensor([row for rows in groups.values() for row in rows], device=results.device)
     return results[order.argsort()]
 
 
@@ -149,9 +144,8 @@ def check_scales(scales: Sequence[float]) -> None:
         raise InputError(f"scales must be one or more positive numbers, not {list(scales)}.")
 
 
-def sizes_at(height: int, width: int, scales: Sequence[float]) -> int:
-    """Pixels of one image over all scales: the memory of a batch is proportional to it."""
-    return sum(math.ceil(height * scale) * math.ceil(width * scale) for scale in scales)
+ImageLike = ImageSource | Tensor
+"""Any source that the decoder accepts, or a 3×H×W tensor that is already preprocessed."""
 
 
 class Embedder(nn.Module):
@@ -264,7 +258,13 @@ class Embedder(nn.Module):
             backbone, code = build_outside(row.outside, preprocessing.size, options or {})
             architecture = code.architecture
         if preprocessing.resize is not None:
-            check_patches(preprocessing.size, backbones.patch_size(backbone), row.name)
+            patch, size = backbones.patch_size(backbone), preprocessing.size
+            if size % patch:
+                nearest = [side for side in (size // patch * patch, size // patch * patch + patch) if side]
+                raise ConfigError(
+                    f"image size {size} is not a multiple of the patch size of {row.name}, {patch} pixels: use "
+                    f"{' or '.join(map(str, nearest))}."
+                )
         provenance = Provenance() if path is None else load_weights(backbone, path, row)
         config = EmbedderConfig(
             init=row.name,
@@ -449,13 +449,13 @@ class Embedder(nn.Module):
 
     def embed(
         self,
-        images: Iterable[ImageLike] | Tensor,
+        images: ImageSet | Iterable[ImageLike] | Tensor,
         *,
         batch_size: int = 64,
         device: str | torch.device | None = None,
         progress: bool = True,
         scales: Sequence[float] | None = None,
-        on_bad_image: OnBadImage = "error",
+        on_bad_image: str | Callable[[BadImage], None] = "error",
         workers: int | None = None,
         before_head: bool = False,
     ) -> Tensor:
@@ -473,39 +473,96 @@ class Embedder(nn.Module):
             progress: show a progress line on a terminal.
             scales: average descriptors over these scales (see ``multiscale``), e.g. ``INSTANCE_SEARCH_SCALES``.
             on_bad_image: ``"error"`` raises ``ImageError`` at the first unreadable file; ``"skip"`` sets its row to NaN
-                and names it in a warning at the end; a function is called with (index, error), and the row is NaN.
-            workers: threads that decode; None for one per core, at most 8; 0 for none.
+                and names it in a warning at the end; a function is called with its ``BadImage``, and the row is NaN.
+            workers: threads that decode; None for one per core, at most 16; 0 for none.
             before_head: return the inputs of the last layer instead, N×feature_dim, from which whitening is learned.
         """
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, not {batch_size}.")
         if scales is not None:
             check_scales(scales)
+        if isinstance(images, Tensor):
+            if images.ndim != 4:
+                raise InputError(
+                    f"a tensor of images must be N×3×H×W, not {tuple(images.shape)}; give a single image as a list."
+                )
+            images = list(images)
         if device is not None:
             self.to(device)
         if self.device.type == "cpu":
             batch_size = min(batch_size, self.images_at_once)
-        steps = (1.0,) if scales is None else tuple(scales)
+        # An iterator's images are taken some at a time: they need not be in memory together.
+        blocks: Iterable[Any] = [images]
+        if not isinstance(images, Sized):
+            remaining = iter(images)
+            blocks = iter(lambda: list(islice(remaining, 4 * batch_size)), [])
+        count = len(images) if isinstance(images, Sized) else None
+        found = [torch.empty(0, self.feature_dim if before_head else self.dim)]
+        skipped: list[BadImage] = []
+        policy = "skip" if callable(on_bad_image) else on_bad_image
         was_training = self.training
         self.eval()
         try:
-            return embed_images(
-                lambda batch: self._vectors(batch, scales, before_head),
-                images,
-                self.preprocessing,
-                batch_size=batch_size,
-                device=self.device,
-                length=self.feature_dim if before_head else self.dim,
-                pixels=lambda height, width: sizes_at(height, width, steps),
-                progress=progress,
-                on_bad_image=on_bad_image,
-                workers=workers,
-            )
+            with ProgressLine("embedding", count, quiet=None if progress else True) as line:
+                for block in blocks:
+                    start, last = sum(map(len, found)), None
+                    rows = torch.full((len(block), found[0].shape[1]), torch.nan)
+                    for places, batch in self._batches(block, start, batch_size, policy, workers, skipped):
+                        vectors = self._vectors(batch.to(self.device, non_blocking=True), scales, before_head)
+                        # Fetched after the next batch was started, so that a GPU never waits.
+                        if last is not None:
+                            rows[last[0]] = last[1].to("cpu", torch.float32)
+                        last = places, vectors
+                        line.advance(len(places))
+                    if last is not None:
+                        rows[last[0]] = last[1].to("cpu", torch.float32)
+                    found.append(rows)
         finally:
             self.train(was_training)
+        for bad in skipped if callable(on_bad_image) else ():
+            on_bad_image(bad)  # type: ignore[operator]
+        if skipped and not callable(on_bad_image):
+            warnings.warn(bad_image_summary(skipped, "their rows are NaN"), stacklevel=2)
+        return found[1] if len(found) == 2 else torch.cat(found)
 
-    @torch.inference_mode()
-    def _vectors(self, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
-        with backbones.refusing_narrow(batch):
-            return self._batch_vectors(batch, scales, before_head)
+    def _batches(
+        self,
+        images: ImageSet | Sequence[ImageLike],
+        start: int,
+        batch_size: int,
+        on_bad_image: str,
+        workers: int | None,
+        skipped: list[BadImage],
+    ) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Preprocessed images in batches of one size, with their places; what cannot be read is added to ``skipped``.
+
+        Numbered from ``start``. A batch has at most as many pixels as ``batch_size`` images of the model's own size.
+        """
+        most = batch_size * self.preprocessing.size**2
+        places: list[int] = []
+        if isinstance(images, ImageSet):
+            encoded, places = images, list(range(len(images)))
+        else:
+            ready: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
+            for place, image in enumerate(images):
+                group = ready.setdefault((image.shape, image.dtype), []) if isinstance(image, Tensor) else places
+                group.append(place)
+            for (shape, _), group in ready.items():
+                if len(shape) != 3 or shape[0] != 3:
+                    raise InputError(f"an image tensor must be 3×H×W, not {tuple(shape)}.")
+                step = max(1, min(batch_size, most // (shape[1] * shape[2])))
+                for first in range(0, len(group), step):
+                    some = group[first : first + step]
+                    yield some, torch.stack([images[place] for place in some])  # type: ignore[misc]
+            files = [f": {printable(str(image))}" if isinstance(image, str | Path) else "" for image in images]
+            names = [f"image {start + place}{files[place]}" for place in places]
+            items: Any = [images[place] for place in places]
+            encoded = ImageSet("images", names, np.zeros(len(names), np.int64), ["images"], items=items)
+        transform, pin = test_transform(self.preprocessing), self.device.type == "cuda"
+        with Pipeline(encoded, transform, workers, on_bad_image=on_bad_image, pin=pin) as pipeline:
+            for batch in pipeline.sequential(batch_size, most):
+                yield [places[index] for index in batch.indices], batch.images  # type: ignore[misc]
+            skipped += [replace(bad, index=start + places[bad.index]) for bad in pipeline.bad_images]
 
     def shortened(self, dim: int) -> Embedder:
         """An embedder of the first ``dim`` values of this one's vectors, normalized (see ``losses/matryoshka.py``).
@@ -528,7 +585,8 @@ class Embedder(nn.Module):
         short.load_state_dict(state | {"head.linear.weight": weight, "head.linear.bias": bias})
         return short.to(self.device).train(self.training)
 
-    def _batch_vectors(self, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
+    @torch.inference_mode()
+    def _vectors(self, batch: Tensor, scales: Sequence[float] | None, before_head: bool) -> Tensor:
         """Vectors of one batch of equal size, see ``Embedder.embed``.
 
         Raises:
@@ -541,20 +599,21 @@ class Embedder(nn.Module):
                     f"{self.config.init} takes images of {side}×{side} pixels only, not "
                     f"{batch.shape[-1]}×{batch.shape[-2]} or several scales: resize the images, or remove scales."
                 )
-        if before_head:
-            if scales is not None:
-                raise InputError("before_head returns one descriptor per image: remove scales.")
-            return self.head.inputs(self.pooled(self.fitted(batch)))
-        if scales is None:
-            return self.forward(self.fitted(batch))
-        if batch.device.type != "meta":
-            batch = batch.contiguous(memory_format=torch.channels_last)
-        head, pixels = self.head, self.normalize(batch)
-        if head.linear is not None and not self.config.added_head:
-            return multiscale(self.forward, pixels, scales, self.multiple)
-        power = float(self.pooling.p) if isinstance(self.pooling, GeM) else 1.0
-        mean = multiscale(lambda images: head.inputs(self.pooled(images)), pixels, scales, self.multiple, power)
-        return mean if head.linear is None else unit(head.linear(mean))
+        with backbones.refusing_narrow(batch):
+            if before_head:
+                if scales is not None:
+                    raise InputError("before_head returns one descriptor per image: remove scales.")
+                return self.head.inputs(self.pooled(self.fitted(batch)))
+            if scales is None:
+                return self.forward(self.fitted(batch))
+            if batch.device.type != "meta":
+                batch = batch.contiguous(memory_format=torch.channels_last)
+            head, pixels = self.head, self.normalize(batch)
+            if head.linear is not None and not self.config.added_head:
+                return multiscale(self.forward, pixels, scales, self.multiple)
+            power = float(self.pooling.p) if isinstance(self.pooling, GeM) else 1.0
+            mean = multiscale(lambda images: head.inputs(self.pooled(images)), pixels, scales, self.multiple, power)
+            return mean if head.linear is None else unit(head.linear(mean))
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write ``model.safetensors`` and ``embedder.json`` into ``folder``; see ``recollect.models.saving``."""

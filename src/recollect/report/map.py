@@ -150,7 +150,7 @@ class Atlas:
 
 def _read_at_least(images: ImageSet, index: int, side: int) -> Image.Image:
     """An image, decoded at a fraction of its size unless it has a box, whose coordinates refer to the whole photo."""
-    return images.read(index) if images.boxes is not None else read_image(images.source(index), at_least=side)
+    return images.read(index) if images.boxes is not None else read_image(images.open(index), at_least=side)
 
 
 def _laid_out(tiles: Sequence[Image.Image], side: int, columns: int, rows: int) -> Image.Image:

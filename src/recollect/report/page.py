@@ -59,7 +59,7 @@ def write_report(
     split: str | None = None,
     root: Path | str | None = None,
     device: str | None = None,
-    skip_bad: bool = True,
+    on_bad_image: str = "skip",
     overwrite: bool = False,
     csv: Path | str | None = None,
     title: str | None = None,
@@ -74,7 +74,8 @@ def write_report(
         limit: maximum number of test images in galleries, the map and pairwise checks, None for all; the results are always
             over the complete test set. split: the split to use.
         root: new folder of the images of all runs; by default the recorded one of each run.
-        device: where to embed them. skip_bad: skip those that cannot be read, with a remark.
+        device: where to embed them.
+        on_bad_image: ``"error"`` stops at images that cannot be read, ``"skip"`` continues with a remark.
         overwrite: overwrite a file that recollect did not write. An earlier report is always overwritten.
         csv: also write possible problems in the data to this file, one row per image.
         title: title of the page. introduction: a paragraph below it.
@@ -104,7 +105,7 @@ def write_report(
         check_replaceable(Path(csv), overwrite, ",".join(checks.COLUMNS), "a list of findings")
     place = None if root is None else str(root)
     cache: results.EvaluationCache = {}
-    options: dict[str, Any] = {"split": split, "root": place, "device": device, "skip_bad": skip_bad}
+    options: dict[str, Any] = {"split": split, "root": place, "device": device, "on_bad_image": on_bad_image}
     remarks = [f"{run.name}: {remark}" if len(read) > 1 else remark for run in read for remark in run.remarks]
     measured: list[tuple[Run, RunResults]] = []
     for run in read:

@@ -33,7 +33,6 @@ from recollect.config.recipes import published_tests
 from recollect.config.resolve import relocated_root
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, summary
-from recollect.data.registry import without_missing
 from recollect.evaluation import Evaluation, evaluate
 from recollect.evaluation.metrics import TRACKED_KS
 from recollect.evaluation.ranks import DEFAULT_MEMORY
@@ -374,7 +373,7 @@ def measure(
     split: str | None = None,
     root: str | None = None,
     device: str | None = None,
-    skip_bad: bool = True,
+    on_bad_image: str = "skip",
     cache: EvaluationCache | None = None,
     other_runs: Sequence[Run] = (),
 ) -> RunResults:
@@ -385,7 +384,7 @@ def measure(
         split: the split to use; the run's ``data.test_split`` by default.
         root: new folder of its images; by default the recorded one.
         device: where to embed.
-        skip_bad: skip images that cannot be read, with a remark, instead of stopping.
+        on_bad_image: ``"error"`` stops at images that cannot be read, ``"skip"`` continues with a remark.
         cache: evaluations of other runs, which are reused and extended.
         other_runs: runs that it is compared with. Those on the same data are tested on classes that none was trained on.
 
@@ -403,7 +402,7 @@ def measure(
     cache = {} if cache is None else cache
     try:
         record = read_trained_on(run.folder.path)
-        whole, exclude = _test_images(data, record, other_runs, split, root, skip_bad)
+        whole, exclude = _test_images(data, record, other_runs, split, root, on_bad_image)
     except RecollectError as error:
         if root is not None:  # a mistake to be told, not a reason for older vectors
             raise
@@ -445,11 +444,11 @@ def measure(
             frozen=config.model.freeze,
             keys=keys,
             device=device,
-            on_bad_image="skip" if skip_bad else "error",
+            on_bad_image=on_bad_image,
         )
         skipped = embedded.skipped
         remarks += [] if opened.remark is None else [opened.remark]
-        remarks += [f"Cannot be read, and left out: {bad.reason}" for bad in skipped[:20]]
+        remarks += [f"Cannot be read, and left out: {bad}" for bad in skipped[:20]]
         vectors.vectors[name], vectors.words[name] = embedded.rows, opened.weights
         vectors.keys[name] = fingerprint(opened.embedder)  # with the size of the images: results are reused by it
     if files := files_left_out(whole, skipped):
@@ -463,7 +462,12 @@ def measure(
 
 
 def _test_images(
-    data: DataConfig, record: TrainedOn | None, other_runs: Sequence[Run], split: str, root: str | None, skip_bad: bool
+    data: DataConfig,
+    record: TrainedOn | None,
+    other_runs: Sequence[Run],
+    split: str,
+    root: str | None,
+    on_bad_image: str,
 ) -> tuple[ImageSet, TrainedOn | None]:
     """The test images of a run, and what they must not contain: what it and the other runs were trained on.
 
@@ -471,7 +475,7 @@ def _test_images(
     test of both. If fewer than two are left, each run has its own.
     """
     place = relocated_root(data.root, root)
-    options = without_missing(data.name, data.options) if skip_bad else data.options
+    options = {**data.options, "on_bad_image": on_bad_image}
     own = load_by_record(data.name, place, split, record, options)
     if record is None or split != "test":
         return own, record
@@ -543,7 +547,7 @@ def training_images(run: Run, limit: int | None, root: str | None = None) -> tup
         return None, 0
     data = run.config.data
     try:
-        record, options = read_trained_on(run.folder.path), without_missing(data.name, data.options)
+        record, options = read_trained_on(run.folder.path), {**data.options, "on_bad_image": "skip"}
         images = load_by_record(data.name, relocated_root(data.root, root), data.train_split, record, options)
     except RecollectError:
         return None, 0

@@ -102,7 +102,10 @@ class ModelEncoder:
     def embed(self, images: Sequence[Any], on_bad: OnBad | None = None) -> NDArray[np.float32]:
         """Vectors of images."""
         if len(images) <= _FEW or not all(isinstance(image, str | Path) for image in images):
-            rows = self._embedder.embed(images, progress=False, on_bad_image=on_bad or "error", **self._options)
+            policy: Any = "error"
+            if on_bad is not None:
+                policy = lambda bad: on_bad(bad.index, ImageError(bad.reason, bad.kind, bad.name))  # noqa: E731
+            rows = self._embedder.embed(images, progress=False, on_bad_image=policy, **self._options)
             return np.asarray(rows.numpy())
         from recollect.inference.vectors import embed_files
 
@@ -111,7 +114,7 @@ class ModelEncoder:
         options = {"frozen": self._frozen, "keep": self._keep, "on_bad_image": policy, **self._options}
         embedded = embed_files(self._embedder, paths, **options)
         if on_bad is not None and embedded.skipped:
-            skipped = {bad.name: ImageError(bad.reason, bad.kind) for bad in embedded.skipped}
+            skipped = {bad.name: ImageError(bad.reason, bad.kind, bad.name) for bad in embedded.skipped}
             for number, path in enumerate(paths):
                 if (error := skipped.get(str(path.absolute()))) is not None:
                     on_bad(number, error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
 from collections import Counter
@@ -16,14 +15,12 @@ from PIL import Image
 
 from recollect.common.errors import DataError, InputError
 from recollect.common.images import IMAGE_SUFFIXES, file_sha256
-from recollect.common.reading import read_text
 from recollect.common.text import number_of
-from recollect.data.folder_layout import find_inner_classes, find_parts
-from recollect.data.image_files import TO_READ_HEIC, walk_images
-from recollect.data.listing import is_blank, refuse_repeated, refuse_torn, relative_to, table_reader
+from recollect.data.folders import TO_READ_HEIC, LeftOut, class_images, find_inner_classes, find_parts
+from recollect.data.tables import read_csv, relative_to
 
-_COLUMNS = ("path", "id", "label")
-"""Columns of a CSV file that are found in any case; the others are metadata, which may have several lines."""
+_EXPECTED = ("not an image", "HEIC")
+"""Files that are left out without a message for each."""
 
 
 @dataclass(frozen=True)
@@ -87,79 +84,50 @@ def list_images(source: Path | str, *, prefix: str = "", labels: bool = True) ->
 
 def _folder(listing: ImageListing, prefix: str, labels: bool) -> Iterator[IndexedFile]:
     root, remarks, left_out = listing.source, listing.remarks, listing.left_out
-
-    def refused(name: str, reason: str) -> None:
-        remarks.append(f"{root / name}: skipped, {reason}")
-
-    names = list(walk_images(root, "", left_out, refused=refused))
-    split_of = _splits(root, remarks) if labels else {}
-    for name in names:
-        parts = name.split("/")
-        metadata = {"name": parts[-1]}
-        folders = parts[:-1] if labels else []
-        if folders and folders[0] in split_of:
-            metadata["split"] = split_of[folders.pop(0)]
-        if folders:
-            metadata["label"] = folders[0]
+    unused: list[LeftOut] = []
+    split_of: dict[str, str] = {}
+    if labels:
+        try:
+            split_of = {folder: part for part, folder in find_parts(root).items()}
+        except DataError as error:  # labels are a help here, and no reason to refuse a folder
+            remarks.append(f"{error} Its name is taken for a label.")
+        if not split_of and (inner := find_inner_classes(root)) is not None:
+            remarks.append(inner.remark(tables=True))
+    for name, label in class_images(root, "", unused, loose=True, parts=split_of):
+        if any("\ud800" <= character <= "\udfff" for character in name):
+            unused.append(LeftOut(name, "name not UTF-8"))
+            continue
+        metadata = {"name": name.split("/")[-1]}
+        if (part := split_of.get(name.split("/")[0])) is not None:
+            metadata["split"] = part
+        if labels and label:
+            metadata["label"] = label
         yield IndexedFile(prefix + name, root / name, metadata)
+    left_out.update(each.reason for each in unused)
+    remarks += [f"{root / name}: skipped ({reason})." for name, reason in unused if reason not in _EXPECTED]
     if left_out["HEIC"]:
         count = number_of(left_out["HEIC"], "HEIC image is/HEIC images are")
         remarks.append(f"{root}: {count} skipped. {TO_READ_HEIC}.")
 
 
-def _splits(root: Path, remarks: list[str]) -> dict[str, str]:
-    """The split of each folder of ``root`` that is one, and messages where labels are not clear."""
-    try:
-        split_of = {folder: part for part, folder in find_parts(root).items()}
-    except DataError as error:  # labels are a help here, and no reason to refuse a folder
-        remarks.append(f"{error} Its name is taken for a label.")
-        split_of = {}
-    if not split_of and (inner := find_inner_classes(root)) is not None:
-        remarks.append(inner.remark(tables=True))
-    return split_of
-
-
 def _csv(listing: ImageListing, prefix: str) -> Iterator[IndexedFile]:
-    path, remarks = listing.source, listing.remarks
+    path, remarks, left_out = listing.source, listing.remarks, listing.left_out
     seen: dict[str, int] = {}
-    try:
-        with io.StringIO(read_text(path), newline="") as file:
-            reader = table_reader(file)
-            named = [name.strip() for name in reader.fieldnames or ()]
-            reader.fieldnames = [name.lower() if name.lower() in _COLUMNS else name for name in named]
-            if "path" not in reader.fieldnames:
-                raise DataError(
-                    f"{path}: there is no column 'path'; the first line names {', '.join(reader.fieldnames) or 'none'}."
-                )
-            refuse_repeated(path, reader.fieldnames, _COLUMNS)
-            for row in reader:
-                if is_blank(row):
-                    continue
-                refuse_torn(path, reader, row, _COLUMNS)
-                name = relative_to(path.parent, (row.pop("path") or "").strip())
-                if not name:
-                    raise DataError(f"{path}, line {reader.line_num}: 'path' is empty.")
-                own = (row.pop("id", "") or "").strip()
-                identity = prefix + (own or Path(name).as_posix())
-                if identity in seen:
-                    raise DataError(
-                        f"{path}, line {reader.line_num}: {identity!r} is already listed in line {seen[identity]}."
-                    )
-                seen[identity] = reader.line_num
-                file_path = path.parent / name
-                if not file_path.is_file():
-                    listing.left_out["missing"] += 1
-                    if listing.left_out["missing"] <= 5:
-                        remarks.append(f"{path}, line {reader.line_num}: {name} does not exist; skipped.")
-                    continue
-                columns = {
-                    key: value.strip() for key, value in row.items() if key and isinstance(value, str) and value.strip()
-                }
-                yield IndexedFile(identity, file_path, {"name": file_path.name, **columns})
-    except csv.Error as error:
-        raise DataError(f"{path}: not a CSV file ({error}).") from error
-    if (missing := listing.left_out["missing"]) > 5:
-        remarks.append(f"{path}: {missing:,} files do not exist in total.")
+    for line, row in read_csv(path, ("path",), ("id", "label"), others=True):
+        name = relative_to(path.parent, row.pop("path"))
+        identity = prefix + (row.pop("id", "") or Path(name).as_posix())
+        if identity in seen:
+            raise DataError(f"{path}, line {line}: {identity!r} is already listed in line {seen[identity]}.")
+        seen[identity] = line
+        if (path.parent / name).is_file():
+            columns = {column: value for column, value in row.items() if column and value}
+            yield IndexedFile(identity, path.parent / name, {"name": Path(name).name, **columns})
+            continue
+        left_out["missing"] += 1
+        if left_out["missing"] <= 5:
+            remarks.append(f"{path}, line {line}: {name} does not exist; skipped.")
+    if left_out["missing"] > 5:
+        remarks.append(f"{path}: {left_out['missing']:,} files do not exist in total.")
 
 
 def stamp_of(path: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import DataError, ImageError, InputError
-from recollect.common.images import BadImages
+from recollect.common.images import BadImage, bad_image_summary, with_skip_advice
 from recollect.search.files import list_images
 from recollect.search.index import Index
 from recollect.search.stores import NEIGHBOURS
@@ -98,17 +98,19 @@ def search_images(
                 results[len(results) + len(images)] = QueryResult(name, opened.search_id(name, **options))
                 continue
             images += enumerate(files, len(results) + len(images))
-        bad = BadImages(on_bad_image, lambda number: str(images[number][1]))
+        bad: list[BadImage] = []
         for start in range(0, len(images), _TOGETHER):
             places, paths = zip(*images[start : start + _TOGETHER], strict=True)
             unread: dict[int, ImageError] = {}
             for number, matches in enumerate(opened.search_many(paths, on_bad=unread.__setitem__, **options)):
-                if number in unread:
-                    bad.add(start + number, unread[number])
+                if (error := unread.get(number)) is not None:
+                    if on_bad_image == "error":
+                        raise with_skip_advice(error, str(paths[number])) from error
+                    bad.append(BadImage(start + number, str(paths[number]), error.reason, error.kind))
                 else:
                     results[places[number]] = QueryResult(paths[number], matches)
-    if len(bad):
+    if bad:
         if not results:
-            raise DataError(bad.sentence("there is nothing to search with"))
-        logger.info(bad.sentence("skipped"))
+            raise DataError(bad_image_summary(bad, "there is nothing to search with"))
+        logger.info(bad_image_summary(bad, "skipped"))
     return list(dict(sorted(results.items())).values())

@@ -25,8 +25,8 @@ from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.files import make_folder_for, write_json
 from recollect.common.text import Remark, number_of
 from recollect.data import load
-from recollect.data.folder_layout import part_to_use
-from recollect.data.registry import refuse_two_meanings, without_missing
+from recollect.data.folders import part_to_use
+from recollect.data.registry import refuse_two_meanings
 from recollect.inference.store import KEY_BYTES, Keys, content_keys
 from recollect.inference.training_record import is_unseen, read_trained_on
 from recollect.inference.vectors import file_set
@@ -297,7 +297,7 @@ def _labelled_images(
         paths, labels = [entry.path for entry in kept], [entry.metadata["label"] for entry in kept]
         places = _unseen(labels, content_keys(file_set(paths)), "folder", model, remarks)
         return [paths[place] for place in places], [labels[place] for place in places]
-    images = load(data, root, split, **without_missing(data, {}))
+    images = load(data, root, split, on_bad_image="skip")
     labels = [images.class_names[label] for label in images.labels.tolist()]
     places = _unseen(labels, content_keys(images), images.name, model, remarks)
     files = images.arrays is None and images.boxes is None

@@ -20,7 +20,7 @@ from recollect.common.images import BadImage
 from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet, Pipeline
 from recollect.data.image_set import Indices
-from recollect.data.transforms import LongerSide, make_augmentation
+from recollect.data.transforms import make_augmentation
 from recollect.inference.store import Rows
 from recollect.inference.vectors import SetRows, first_feature, part_rows, seconds_of_rows
 from recollect.models import Embedder
@@ -90,12 +90,12 @@ class PixelFeed:
     def example(self) -> tuple[Tensor, float]:
         """See ``Feed``. If images keep their own sizes, the headers of some of them are read."""
         transform, images = self.pipeline.transform, self.pipeline.images
-        if not isinstance(transform, LongerSide):
+        if transform.size is not None:
             inputs = next(self.stream([np.zeros(1, np.int64)], 0)).inputs
             return inputs if isinstance(inputs, Tensor) else inputs[0][None], 1.0
         some = np.unique(np.linspace(0, len(images) - 1, _LOOKED_AT).astype(np.int64)).tolist()
         sizes = [size for index in some if (size := self.pipeline.size(index))]
-        side = transform.imsize or max((max(size) for size in sizes), default=1)
+        side = transform.max_side or max((max(size) for size in sizes), default=1)
         average = float(np.mean([height * width for height, width in sizes])) if sizes else side * side
         return torch.zeros(1, 3, side, side, dtype=torch.uint8), average / side**2
 
@@ -221,7 +221,7 @@ class FeatureFeed:
             DataError: no image can be read.
         """
         if not self.readable.any():
-            raise DataError(f"none of {len(self.labels):,} images can be read: {self.bad_images[0].reason}")
+            raise DataError(f"none of {len(self.labels):,} images can be read: {self.bad_images[0]}")
 
     def seconds_to_prepare(self) -> float:
         """See ``Feed``."""

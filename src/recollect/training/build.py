@@ -23,7 +23,6 @@ from recollect.common.images import BadImage, set_max_pixels
 from recollect.config.automatic import Choice, choose_device, is_pretrained, settle, too_few
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
-from recollect.data.registry import without_missing
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.models import make_embedder
 from recollect.losses.matryoshka import prefix_lengths
@@ -277,8 +276,7 @@ def _judged_on(config: Config, given: Given, test: ImageSet | None) -> ImageSet 
 
 def load_split(data: DataConfig, split: str) -> ImageSet:
     """A split of the images that settings name; missing ones are left out if ``on_bad_image`` is ``"skip"``."""
-    options = without_missing(data.name, data.options) if data.on_bad_image == "skip" else data.options
-    return load(data.name, data.root, split, **options)
+    return load(data.name, data.root, split, on_bad_image=data.on_bad_image, **data.options)
 
 
 def _prepare_torch(config: Config, device: torch.device) -> torch.dtype | None:

@@ -17,7 +17,7 @@ from recollect.common.machine import limited_threads, resident_bytes
 from recollect.common.text import in_digits, in_words, number_of, some_names
 from recollect.config.automatic import Choice
 from recollect.config.schema import Config
-from recollect.data.image_files import summary
+from recollect.data.folders import summary
 from recollect.evaluation.verdict import FEW_QUERIES
 from recollect.losses.engine.simix import MAX_PAIRS
 from recollect.step.randomness import random_state, set_random_state

@@ -52,7 +52,7 @@ from recollect.common.reading import read_json, read_json_lines
 from recollect.common.text import printable
 from recollect.config.resolve import absolute_names, as_mapping
 from recollect.config.schema import Config
-from recollect.data.image_files import counted
+from recollect.data.folders import counted
 from recollect.inference.models import END, TO_END, RunFiles, absolute_roots, absolute_weights
 from recollect.inference.training_record import FILE as TRAINED_ON, TrainedOn, carry_record
 from recollect.models import Embedder
@@ -182,11 +182,11 @@ class RunFolder(RunFiles):
         new = [each for each in bad if each.name not in told]
         more = " more" if told else ""
         if len(new) == 1:
-            return f"skipped    1{more} image cannot be read. {printable(new[0].reason)}"
+            return f"skipped    1{more} image cannot be read. {printable(str(new[0]))}"
         reasons = counted(Counter(each.kind for each in new))
         return (
             f"skipped    {len(new):,}{more} images cannot be read ({reasons}) and are listed in manifest.json. The first: "
-            f"{printable(new[0].reason)}"
+            f"{printable(str(new[0]))}"
         )
 
     def keep_batch(self, rank: int, batch: Mapping[str, Any], about: Mapping[str, Any]) -> Path:

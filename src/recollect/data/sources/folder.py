@@ -23,19 +23,24 @@ from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.images import IMAGE_SUFFIXES
 from recollect.common.reading import is_folder, visible_entries
 from recollect.common.text import look_alikes, number_of, some_names
-from recollect.data.folder_layout import PARTS, find_inner_classes, find_parts, part_to_use
-from recollect.data.image_files import (
+from recollect.data.folders import (
     BESIDE,
     BESIDE_SPLITS,
+    PARTS,
+    SPLIT_OF,
     TO_READ_HEIC,
+    LeftOut,
     class_images,
-    count_beside_splits,
     counted,
+    find_inner_classes,
+    find_parts,
+    leave_out_beside_splits,
+    part_to_use,
 )
 from recollect.data.image_set import ImageSet
-from recollect.data.listing import make_set, read_csv, relative_to
 from recollect.data.registry import Source
-from recollect.data.splits import first_half, held_out_classes
+from recollect.data.splits import held_out_classes
+from recollect.data.tables import make_set, read_csv, relative_to
 
 _REMEDIES = {
     "HEIC": TO_READ_HEIC,
@@ -53,7 +58,6 @@ def read(
     split: str,
     *,
     csv: str | Path | None = None,
-    missing: str = "error",
     class_split: str = "balanced",
     test_share: float | None = None,
     split_seed: int | None = None,
@@ -66,7 +70,6 @@ def read(
         root: the folder, or the CSV file itself.
         split: ``"train"``, ``"test"``, ``"val"``, ``"all"``, or a value of the CSV's split column.
         csv: the CSV file, relative to ``root``; without it, folders are read.
-        missing: what to do with files that the CSV lists but that do not exist: ``"error"``, ``"drop"``, ``"keep"``.
         class_split: how classes are divided if the data has no split: ``"balanced"``, a random draw with a seed, with
             about ``test_share`` of the images and of the classes for testing; or ``"alphabet"``: the first half of the
             sorted classes for training.
@@ -89,16 +92,23 @@ def read(
         raise ConfigError(f"nested is {nested!r}: it must be true or false.")
     if class_split == "alphabet" and test_share not in (None, 0.5):
         raise ConfigError("class_split='alphabet' divides the classes in halves: remove test_share, or use 'balanced'.")
-    _check_train_classes(train_classes, test_share, split_seed)
+    if train_classes is not None:
+        if not isinstance(train_classes, list | tuple) or {*map(type, train_classes)} - {str}:
+            raise ConfigError(f"train_classes is {train_classes!r}: it must be a list of names of classes.")
+        if test_share is not None or split_seed is not None:
+            raise ConfigError(
+                f"{_TRAIN_CLASSES} says which classes are for testing: remove --test-share (test_share) and split_seed."
+            )
     if root.is_file() and csv is None:
         if root.suffix.lower() in IMAGE_SUFFIXES:
             raise SOURCE.trouble(f"{root} is an image. Give a folder with one folder per class.")
         root, csv = root.parent, root.name
-    split = _part(split)
-    left_out: Counter[str] = Counter()
+    split = SPLIT_OF.get(split.lower(), split)
+    unused: list[LeftOut] = []
     pooled = test_share is not None or train_classes is not None
-    rows = _rows(root, csv, left_out, "all" if pooled else split, nested=nested)
-    parts = [] if pooled else sorted({part for _, _, part in rows if part})
+    rows = _rows(root, csv, unused, "all" if pooled else split, nested=nested)
+    left_out = Counter([each.reason for each in unused])
+    parts = [] if pooled else sorted({part for _, _, part in rows} - {""})
     facts: dict[str, Any] = {"left_out": dict(left_out)}
     taken = ""
     if split == "all":
@@ -114,49 +124,45 @@ def read(
         if not chosen:
             raise DataError(f"{root}: there is no split {split!r}; the splits are {', '.join(map(repr, parts))}.")
     else:
+        if split not in ("train", "test"):
+            raise DataError(f"{root}: there is no split {split!r}; the splits are 'train', 'test' and 'all'.")
         if train_classes is None:
             test_share, split_seed = test_share or 0.5, split_seed or 0
-            testing = _test_classes(rows, split, root, class_split, test_share, split_seed)
+            testing = _test_classes(rows, root, class_split, test_share, split_seed)
         else:
-            testing, class_split = _other_classes(rows, split, root, train_classes), "given"
+            testing, class_split = _other_classes(rows, root, train_classes), "given"
         chosen = [row for row in rows if (row[1] in testing) == (split == "test")]
         facts["split"] = {"class_split": class_split, "held_out_classes": len(testing)}
         if class_split == "balanced":
             facts["split"] |= {"test_share": test_share, "split_seed": split_seed}
     names, classes = [row[0] for row in chosen], [row[1] for row in chosen]
-    if lost := {reason: count for reason, count in left_out.items() if reason not in ("not an image", LISTED_TWICE)}:
-        remedies = "".join(f". {remedy}" for reason, remedy in _REMEDIES.items() if reason in lost)
+    lost = Counter([each.reason for each in unused if each.reason not in ("not an image", LISTED_TWICE)])
+    if lost:
+        remedies = "".join([f". {remedy}" for reason, remedy in _REMEDIES.items() if reason in lost])
         # Each part has counts of its own. Named, they stay two remarks if the numbers are the same.
         place = f"{root}, part {taken!r}" if taken else f"{root}"
         warnings.warn(f"{place}: left out {counted(lost)}{remedies}.", DataWarning, stacklevel=3)
-    if (alike := look_alikes(row[1] for row in rows)) is not None:
+    if (alike := look_alikes({label for _, label, _ in rows})) is not None:
         warnings.warn(alike, DataWarning, stacklevel=3)
-    # Folders list existing files, so only a CSV can name missing ones.
-    policy = missing if csv is not None else "keep"
-    return make_set(SOURCE, root, split, names, classes, missing=policy, facts=facts)
+    return make_set(SOURCE, root, split, names, classes, facts=facts)
 
 
 def find_splits(root: Path, *, csv: str | Path | None = None, nested: bool = False) -> tuple[str, ...]:
     """The splits of this folder, ``"train"`` first."""
     if root.is_file() and csv is None:
         root, csv = root.parent, root.name
-    rows = _rows(root, csv, Counter(), nested=nested)
-    parts = {part for _, _, part in rows if part} or {"train", "test"}
+    rows = _rows(root, csv, [], nested=nested)
+    parts = {part for _, _, part in rows} - {""} or {"train", "test"}
     return tuple(sorted(parts, key=lambda part: (part != "train", part)))
 
 
 Row = tuple[str, str, str]  # path relative to the root, class, split or ""
 
 
-def _part(word: str) -> str:
-    """The split that ``"Training"`` and similar names mean; other names are returned unchanged."""
-    return next((part for part, words in PARTS.items() if word.lower() in words), word)
-
-
 def _rows(
     root: Path,
     csv: str | Path | None,
-    left_out: Counter[str],
+    left_out: list[LeftOut],
     split: str = "all",
     *,
     nested: bool = False,
@@ -167,49 +173,35 @@ def _rows(
         rows = list(_folder_rows(root, left_out, split, nested))
     if not rows and csv is not None:
         raise SOURCE.trouble(f"{root / csv} lists no images.")
-    if not rows and left_out[BESIDE]:
+    reasons = Counter() if rows else Counter([each.reason for each in left_out])
+    if not rows and reasons[BESIDE]:
         raise SOURCE.trouble(
-            f"{root} has {number_of(left_out[BESIDE], 'image')} but no class folders. Give a folder with one folder per class; "
+            f"{root} has {number_of(reasons[BESIDE], 'image')} but no class folders. Give a folder with one folder per class; "
             f"if {root.name or 'this'} is one of the classes, give the folder that contains it."
         )
     if not rows:
-        lost = f"; left out: {counted(left_out)}" if left_out else ""
+        lost = f"; left out: {counted(reasons)}" if reasons else ""
         raise SOURCE.trouble(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}{lost}).")
     return rows
 
 
-def _test_classes(
-    rows: list[Row], split: str, root: Path, class_split: str, test_share: float, split_seed: int
-) -> frozenset[str]:
-    sizes = Counter(row[1] for row in rows)
+def _test_classes(rows: list[Row], root: Path, class_split: str, test_share: float, split_seed: int) -> frozenset[str]:
+    sizes = Counter([label for _, label, _ in rows])
     classes = sorted(sizes)
-    _refuse_other_split(split, root)
     if len(classes) < 2:
         raise DataError(
             f"{root}: a single class ({classes[0]!r}) cannot be split into train and test: put each class into a folder of "
             "its own."
         )
     if class_split == "alphabet":
-        return frozenset(first_half(classes)[1])
+        return frozenset(classes[(len(classes) + 1) // 2 :])
     held_out = held_out_classes(np.array([sizes[name] for name in classes]), test_share, split_seed)
-    return frozenset(classes[number] for number in held_out.tolist())
+    return frozenset([classes[number] for number in held_out.tolist()])
 
 
-def _check_train_classes(train_classes: Any, test_share: float | None, split_seed: int | None) -> None:
-    if train_classes is None:
-        return
-    if not isinstance(train_classes, list | tuple) or not all(isinstance(name, str) for name in train_classes):
-        raise ConfigError(f"train_classes is {train_classes!r}: it must be a list of names of classes.")
-    if test_share is not None or split_seed is not None:
-        raise ConfigError(
-            f"{_TRAIN_CLASSES} says which classes are for testing: remove --test-share (test_share) and split_seed."
-        )
-
-
-def _other_classes(rows: list[Row], split: str, root: Path, train_classes: Sequence[str]) -> frozenset[str]:
+def _other_classes(rows: list[Row], root: Path, train_classes: Sequence[str]) -> frozenset[str]:
     """The classes that are not in ``train_classes``."""
-    _refuse_other_split(split, root)
-    here, wanted = {row[1] for row in rows}, set(train_classes)
+    here, wanted = {label for _, label, _ in rows}, set(train_classes)
     if not here & wanted:
         raise DataError(
             f"{root}: none of the {number_of(len(wanted), 'class')} of {_TRAIN_CLASSES} is here "
@@ -229,19 +221,14 @@ def _other_classes(rows: list[Row], split: str, root: Path, train_classes: Seque
     return frozenset(here - wanted)
 
 
-def _refuse_other_split(split: str, root: Path) -> None:
-    if split not in ("train", "test"):
-        raise DataError(f"{root}: there is no split {split!r}; the splits are 'train', 'test' and 'all'.")
-
-
-def _csv_rows(root: Path, csv: Path, left_out: Counter[str]) -> Iterator[Row]:
+def _csv_rows(root: Path, csv: Path, left_out: list[LeftOut]) -> Iterator[Row]:
     path = root / csv
     if not path.is_file():
         raise SOURCE.trouble(f"{path} is missing.")
     seen: dict[str, tuple[int, Row]] = {}
     halves: set[bool] = set()
     for line, row in read_csv(path, ("path", "label"), ("split",)):
-        name, part = relative_to(root, row["path"]), _part(row["split"])
+        name, part = relative_to(root, row["path"]), SPLIT_OF.get(row["split"].lower(), row["split"])
         first, before = seen.setdefault(name, (line, (name, row["label"], part)))
         if before != (name, row["label"], part):
             raise DataError(
@@ -249,7 +236,7 @@ def _csv_rows(root: Path, csv: Path, left_out: Counter[str]) -> Iterator[Row]:
                 "one of the two."
             )
         if first != line:
-            left_out[LISTED_TWICE] += 1
+            left_out.append(LeftOut(name, LISTED_TWICE))
             continue
         halves.add(bool(part))
         if len(halves) > 1:
@@ -257,14 +244,15 @@ def _csv_rows(root: Path, csv: Path, left_out: Counter[str]) -> Iterator[Row]:
         yield name, row["label"], part
 
 
-def _folder_rows(root: Path, left_out: Counter[str], split: str, nested: bool) -> Iterator[Row]:
+def _folder_rows(root: Path, left_out: list[LeftOut], split: str, nested: bool) -> Iterator[Row]:
     if not root.is_dir():
         raise SOURCE.trouble(f"{root} is not a folder.")
     parts = find_parts(root)
     if not parts and not nested and (inner := find_inner_classes(root)) is not None:
         raise DataError(inner.question())
     if not parts:
-        yield from ((name, label, "") for name, label in class_images(root, "", left_out))
+        for name, label in class_images(root, "", left_out):
+            yield name, label, ""
         return
     beside = [entry for entry in visible_entries(root) if entry.name not in parts.values()]
     if others := sorted(entry.name for entry in beside if is_folder(entry)):
@@ -277,10 +265,10 @@ def _folder_rows(root: Path, left_out: Counter[str], split: str, nested: bool) -
     reading = [wanted] if wanted in parts else list(parts)
     # Files beside the splits belong to none of them. Only the first split counts them, so that no sum has them twice.
     if next(part for part in PARTS if part in parts) in reading:
-        count_beside_splits(beside, left_out)
+        leave_out_beside_splits(beside, left_out)
     for part in reading:
-        found = class_images(root, parts[part], left_out)
-        yield from ((name, label, part) for name, label in found)
+        for name, label in class_images(root, parts[part], left_out):
+            yield name, label, part
 
 
 SOURCE = Source(

@@ -7,8 +7,12 @@ returns all of it as a ``RevisitedBenchmark``, whose lists of indices the evalua
 
 from __future__ import annotations
 
+import io
+import pickle
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError
+from recollect.common.reading import TEXT_LIMIT, read_bytes
 from recollect.data.image_set import ImageSet
-from recollect.data.listing import make_set, need, read_lines
-from recollect.data.registry import Counts, Source, refuse_if_sealed
-from recollect.data.safe_pickle import read_plain_pickle
+from recollect.data.registry import Counts, Source, refuse_if_sealed, without_missing
+from recollect.data.tables import make_set, need, read_lines
 
 UNLABELLED = "unlabelled"
 SFM = "retrieval-SfM-120k"
@@ -58,38 +62,36 @@ class RevisitedBenchmark:
         return [{"easy": easy.tolist(), "hard": hard.tolist(), "junk": junk.tolist()} for easy, hard, junk in lists]
 
 
-def load_revisited(name: str, root: Path | str, *, missing: str = "error") -> RevisitedBenchmark:
+def load_revisited(name: str, root: Path | str) -> RevisitedBenchmark:
     """Load a benchmark of instance search.
 
     Args:
         name: ``"roxford5k"``, ``"rparis6k"``, or ``"sfm120k"``: validation, where positives count as easy, none is
             hard, queries are whole images of the database, and the query itself is junk.
         root: the folder that holds the benchmarks' folders.
-        missing: what to do with missing images: ``"error"`` or ``"keep"``; dropping them would shift indices.
+
+    Raises:
+        DataError: files are missing: leaving images out would shift the indices.
     """
     refuse_if_sealed(name)
     if name not in _BENCHMARKS:
         raise ConfigError(f"there is no benchmark {name!r}: choose one of {', '.join(_BENCHMARKS)}.")
-    if missing == "drop":
-        raise ConfigError("missing='drop' would shift the indices of the ground truth: use 'error' or 'keep'.")
-    source, benchmark = _BENCHMARKS[name], _parse_sfm if name == SFM_NAME else _parse_revisited
-    if not Path(root).is_dir():
+    benchmark = _read_benchmark(_BENCHMARKS[name], Path(root))
+    for images in (benchmark.database, benchmark.queries):
+        without_missing(_BENCHMARKS[name], images, "error")
+    return benchmark
+
+
+def _read_benchmark(source: Source, root: Path) -> RevisitedBenchmark:
+    if not root.is_dir():
         raise source.trouble(f"there is no folder {root}.")
-    parsed = benchmark(source, Path(root))
+    parsed = _parse_sfm(source, root) if source.name == SFM_NAME else _parse_revisited(source, root)
 
     def images(split: str, names: Sequence[str], boxes: NDArray[np.float64] | None) -> ImageSet:
-        return make_set(
-            source,
-            Path(root),
-            split,
-            names,
-            [UNLABELLED] * len(names),
-            missing=missing,
-            boxes=boxes,
-        )
+        return make_set(source, root, split, names, [UNLABELLED] * len(names), boxes=boxes)
 
     return RevisitedBenchmark(
-        name,
+        source.name,
         images("database", parsed.database, None),
         images("queries", parsed.queries, parsed.boxes),
         *parsed.lists,
@@ -97,13 +99,17 @@ def load_revisited(name: str, root: Path | str, *, missing: str = "error") -> Re
     )
 
 
-def load_distractors(root: Path | str, *, missing: str = "error") -> ImageSet:
+def load_distractors(root: Path | str) -> ImageSet:
     """The million images of R1M, to be appended to a database."""
     refuse_if_sealed("the distractors")
+    return without_missing(R1M, _read_distractors(Path(root), "distractors"), "error")
+
+
+def _read_distractors(root: Path, split: str) -> ImageSet:
     folder = "revisitop1m"
-    path = need(R1M, Path(root) / folder / f"{folder}.txt")
+    path = need(R1M, root / folder / f"{folder}.txt")
     names = [f"{folder}/jpg/{name}" for _, name in read_lines(path)]
-    return make_set(R1M, Path(root), "distractors", names, [UNLABELLED] * len(names), missing=missing)
+    return make_set(R1M, root, split, names, [UNLABELLED] * len(names))
 
 
 Lists = tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.int64]]]  # easy, hard, junk
@@ -134,11 +140,11 @@ def _parse_revisited(source: Source, root: Path) -> _Parsed:
 
 
 def _parse_sfm(source: Source, root: Path) -> _Parsed:
-    folder = sfm_folder(root, f"{SFM}-val-eccv2020.pkl")
+    folder = _sfm_folder(root, f"{SFM}-val-eccv2020.pkl")
     path = need(source, root / folder / f"{SFM}-val-eccv2020.pkl")
     content = _dictionary(read_plain_pickle(path), ("cids", "qidx", "gnd"), path)
     identities = _texts(content["cids"], "cids", path)
-    database = [sfm_file_name(folder, identity) for identity in identities]
+    database = [_sfm_file_name(folder, identity) for identity in identities]
     queries = _checked(content["qidx"], "qidx", len(database), path)
     truth = _truth(content["gnd"], len(queries), path)
     easy = _indices(truth, "ok" if "ok" in truth[0] else "easy", len(database), path)
@@ -151,12 +157,12 @@ def _parse_sfm(source: Source, root: Path) -> _Parsed:
     return _Parsed(database, [database[q] for q in queries.tolist()], None, (easy, hard, junk), queries)
 
 
-def sfm_folder(root: Path, file: str) -> str:
+def _sfm_folder(root: Path, file: str) -> str:
     """The folder of ``file``: as unpacked from the publishers' archive, next to the benchmarks, or ``root`` itself."""
     return next((f for f in (f"train/{SFM}/", f"{SFM}/", "") if (root / f / file).exists()), f"{SFM}/")
 
 
-def sfm_file_name(folder: str, identity: str) -> str:
+def _sfm_file_name(folder: str, identity: str) -> str:
     """Images are spread over folders named by the last six characters of their identity, two by two."""
     return f"{folder}ims/{identity[-2:]}/{identity[-4:-2]}/{identity[-6:-4]}/{identity}"
 
@@ -191,16 +197,163 @@ def _checked(value: Any, key: str, count: int, path: Path) -> NDArray[np.int64]:
     return np.array(value, dtype=np.int64)
 
 
-def _reader(name: str) -> Any:
-    def read(root: Path, split: str, *, missing: str = "error") -> ImageSet:
-        benchmark = load_revisited(name, root, missing=missing)
-        return benchmark.queries if split == "queries" else benchmark.database
-
-    return read
+def _read_part(name: str, root: Path, split: str) -> ImageSet:
+    benchmark = _read_benchmark(_BENCHMARKS[name], root)
+    return benchmark.queries if split == "queries" else benchmark.database
 
 
-def _read_distractors(root: Path, split: str, *, missing: str = "error") -> ImageSet:
-    return load_distractors(root, missing=missing)
+PAIRS = ("whiten", "train", "val")
+
+
+@dataclass(frozen=True, eq=False)
+class MatchingPairs:
+    """Images, and the pairs of them that show the same object.
+
+    Attributes:
+        images: the images; their classes are 3D models if the file has them.
+        queries, positives: numbers of the images of each pair, of equal length, for ``whitening_from_pairs``.
+    """
+
+    images: ImageSet
+    queries: NDArray[np.int64]
+    positives: NDArray[np.int64]
+
+
+def load_sfm_pairs(root: Path | str, part: str = "whiten") -> MatchingPairs:
+    """Load the matching pairs of SfM-120k, from which whitening for instance search is learned.
+
+    ``retrieval-SfM-120k.pkl`` has the parts ``train`` and ``val``, each a dict with ``cids`` (identities of images),
+    ``cluster`` (the 3D model of each), ``qidxs`` and ``pidxs`` (numbers of the two images of a pair);
+    ``retrieval-SfM-120k-whiten.pkl`` has ``cids``, ``qidxs`` and ``pidxs`` of the pairs that the publishers use for whitening.
+
+    Args:
+        root: the folder that holds ``retrieval-SfM-120k``, or that folder itself.
+        part: ``"whiten"``: the pairs the publishers learn whitening from; or ``"train"`` or ``"val"``.
+
+    Raises:
+        DataError: files are missing, or the file is damaged or not a list of pairs.
+    """
+    refuse_if_sealed(f"sfm120k/{part}", "train" if part == "whiten" else part)
+    if part not in PAIRS:
+        raise ConfigError(f"SfM-120k has no pairs {part!r}: choose one of {', '.join(PAIRS)}.")
+    root, file = Path(root), f"{SFM}-whiten.pkl" if part == "whiten" else f"{SFM}.pkl"
+    folder = _sfm_folder(root, file)
+    path = need(SFM120K, root / folder / file)
+    content = read_plain_pickle(path)
+    if part != "whiten":
+        content = content.get(part) if isinstance(content, dict) else None
+    content = _dictionary(content, ("cids", "qidxs", "pidxs"), path)
+    identities = _texts(content["cids"], "cids", path)
+    queries, positives = (_checked(content[key], key, len(identities), path) for key in ("qidxs", "pidxs"))
+    if len(queries) != len(positives):
+        raise DataError(f"{path}: {len(queries):,} qidxs but {len(positives):,} pidxs; each pair needs one of both.")
+    clusters = content.get("cluster")
+    if clusters is not None:
+        clusters = _checked(clusters, "cluster", 2**31, path).tolist()
+        if len(clusters) != len(identities):
+            raise DataError(f"{path}: {len(identities):,} cids but {len(clusters):,} clusters.")
+    images = make_set(
+        SFM120K,
+        root,
+        part,
+        [_sfm_file_name(folder, identity) for identity in identities],
+        clusters if clusters is not None else [UNLABELLED] * len(identities),
+    )
+    return MatchingPairs(without_missing(SFM120K, images, "error"), queries, positives)
+
+
+# Pickles of plain values, read without running anything: a pickle can name any function and have it called, so a pickle
+# from the web is code. The files read here hold lists, dicts, numbers and text, and some hold numpy arrays of those.
+# ``_Allowed`` is the complete list of accepted names, replaced by our own functions, which accept only numbers and text:
+# numpy's own would take a dtype that reads objects from raw bytes. Every other name is refused before it is looked up.
+
+_SIMPLE = re.compile(r"[biufUS]\d{1,4}")  # kinds of numpy numbers and text; no objects, records or dates
+
+
+def read_plain_pickle(path: Path) -> Any:
+    """The value in a pickle file of plain Python types; numpy's arrays and numbers become lists and numbers.
+
+    Raises:
+        DataError: the file is missing, damaged, or would run code.
+    """
+    content = read_bytes(path, limit=4 * TEXT_LIMIT)
+    try:
+        return _Unpickler(io.BytesIO(content)).load()
+    except DataError as error:
+        raise DataError(f"{path}: {error}, so it is not read. Only pickles of plain values are supported.") from error
+    # A damaged pickle can raise almost any exception while it is interpreted.
+    except Exception as error:
+        raise DataError(f"{path}: not a readable pickle ({type(error).__name__}: {error}).") from error
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """The allow-list's replacement for the name; anything else is refused."""
+        known = _ALLOWED.get((module.replace("numpy.core.", "numpy._core."), name))
+        if known is None:
+            raise DataError(f"names {module}.{name}, which would be run when reading it")
+        return known
+
+
+class _Kind:
+    """Stands for ``numpy.dtype``."""
+
+    def __init__(self, text: Any) -> None:
+        if not isinstance(text, str) or not _SIMPLE.fullmatch(text):
+            raise DataError(f"holds an array of kind {str(text)[:40]!r}, where numbers or text are expected")
+        self.dtype = np.dtype(text)
+
+    def __setstate__(self, state: Any) -> None:
+        # (version, byte order, subtype, names, fields, …): only the byte order may be given.
+        if not isinstance(state, tuple) or len(state) < 5 or any(part is not None for part in state[2:5]):
+            raise DataError("holds an array of records, where numbers or text are expected")
+        self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _Array(list[Any]):
+    """Stands for ``numpy.ndarray``: an empty list that its state fills."""
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, fortran, content = state
+        self[:] = _Allowed().from_buffer(content, kind, shape, "F" if fortran is True else "C")
+
+
+class _Allowed:
+    """Functions for the names in numpy's pickles. Bound methods, because a pickle cannot set their attributes."""
+
+    def kind(self, text: Any, *flags: Any) -> _Kind:
+        return _Kind(text)
+
+    def empty(self, *ignored: Any) -> _Array:
+        return _Array()
+
+    def from_buffer(self, content: Any, kind: Any, shape: Any, order: Any = "C") -> list[Any]:
+        if not isinstance(kind, _Kind) or not isinstance(content, bytes | bytearray):
+            raise DataError("holds an array of objects, where numbers or text are expected")
+        values = np.frombuffer(content, kind.dtype).reshape(shape, order=order).tolist()
+        return values if isinstance(values, list) else [values]
+
+    def scalar(self, kind: Any, content: Any) -> Any:
+        return self.from_buffer(content, kind, (1,))[0]
+
+    def encode(self, text: Any, encoding: Any = "latin1") -> bytes:
+        if encoding not in ("latin1", "latin-1") or not isinstance(text, str):
+            raise DataError("encodes text in an unexpected way")
+        return text.encode("latin1")
+
+    def no_bytes(self) -> bytes:
+        return b""
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy._core.multiarray", "_reconstruct"): _Allowed().empty,
+    ("numpy._core.multiarray", "scalar"): _Allowed().scalar,
+    ("numpy._core.numeric", "_frombuffer"): _Allowed().from_buffer,
+    ("numpy", "ndarray"): "numpy.ndarray",  # only passed to _reconstruct
+    ("numpy", "dtype"): _Allowed().kind,
+    ("_codecs", "encode"): _Allowed().encode,  # how protocols before 3 write bytes,
+    ("__builtin__", "bytes"): _Allowed().no_bytes,  # and how they write none
+}
 
 
 _PAGE = "http://cmp.felk.cvut.cz/revisitop/"
@@ -210,7 +363,7 @@ ROXFORD, RPARIS = (
     Source(
         name=name,
         title=f"Revisited {city}: {city}'s buildings, instance search with 70 queries",
-        read=_reader(name),
+        read=partial(_read_part, name),
         splits=("database", "queries"),
         layout=f"root/{name}/gnd_{name}.pkl and root/{name}/jpg/<name>.jpg",
         homepage=_PAGE,
@@ -234,7 +387,7 @@ R1M = Source(
 SFM120K = Source(
     name=SFM_NAME,
     title="SfM-120k, validation: landmarks, to choose settings for instance search",
-    read=_reader(SFM_NAME),
+    read=partial(_read_part, SFM_NAME),
     splits=("database", "queries"),
     layout=f"root/{SFM}/{SFM}-val-eccv2020.pkl and root/{SFM}/ims/ (or root/train/{SFM}/, or root itself)",
     homepage="http://cmp.felk.cvut.cz/cnnimageretrieval/ (images); the pickle comes with https://github.com/gtolias/how",

@@ -22,7 +22,7 @@ from recollect.common.files import atomic_write, make_folder_for
 from recollect.common.reading import parse_json, read_npz
 from recollect.common.text import number_of
 from recollect.data import list_images
-from recollect.data.image_files import TO_READ_HEIC
+from recollect.data.folders import TO_READ_HEIC
 from recollect.search.encoder import open_encoder, shorten, vector_length
 from recollect.search.exact import nearest_unchecked
 from recollect.search.stores.base import (
@@ -227,7 +227,7 @@ def embed_catalogue(
     if out.exists() and not overwrite:
         raise InputError(f"{out} already exists: choose another --out, or allow overwriting (--overwrite).")
     make_folder_for(out)
-    listed = list_images(inputs, missing="keep" if on_bad_image == "skip" else "error")
+    listed = list_images(inputs, on_bad_image=on_bad_image)
     encoder = open_encoder(model, weights, device=device, batch_size=batch_size, download=download, keep=True)
     length = vector_length(encoder, dim)
     skipped: dict[int, ImageError] = {}

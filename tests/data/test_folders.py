@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from recollect.common.errors import DataError, DataWarning
-from recollect.data.image_files import list_images, summary, walk_images
+from recollect.data.folders import list_images, summary
 
 
 def touch(root: Path, *names: str) -> None:
@@ -147,7 +146,7 @@ def test_an_image_that_is_given_twice_is_listed_once_with_its_class(tmp_path: Pa
 
 def test_a_null_character_in_a_list_is_left_to_the_reader(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_bytes(b"a\0.png\n")
-    assert len(list_images([tmp_path / "list.txt"], missing="keep").paths) == 1
+    assert len(list_images([tmp_path / "list.txt"], on_bad_image="skip").paths) == 1
 
 
 def test_the_line_about_what_was_used() -> None:
@@ -165,8 +164,6 @@ def test_a_dead_link_is_left_out(tmp_path: Path) -> None:
     touch(tmp_path, "in/a.png")
     for name, target in (("dead.png", "../gone.png"), ("self.png", "self.png")):
         (tmp_path / "in" / name).symlink_to(target)
-    told: dict[str, str] = {}
-    left_out: Counter[str] = Counter()
-    assert list(walk_images(tmp_path / "in", "", left_out, refused=told.__setitem__)) == ["a.png"]
-    assert left_out == {"broken link": 2}
-    assert told["dead.png"] == told["self.png"] == "a broken link."
+    found = list_images([tmp_path / "in"])
+    assert found.names == ["a.png"]
+    assert found.left_out == {"broken link": 2}

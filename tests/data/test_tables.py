@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recollect.common.errors import DataError
-from recollect.data.listing import as_number, find_missing, read_csv, read_fields, read_lines, relative_to
+from recollect.data.tables import as_number, read_csv, read_fields, read_lines, relative_to
 
 
 def test_lines_have_their_numbers(tmp_path: Path) -> None:
@@ -61,10 +61,3 @@ def test_a_spelling_is_shortened_only_if_it_names_the_same_file(tmp_path: Path) 
     assert relative_to(tmp_path / "root", "./x/../a.png") == "a.png"
     assert relative_to(tmp_path / "root", "../a.png") == "../a.png"
     assert relative_to(tmp_path / "root", "") == ""
-
-
-def test_what_is_listed_but_not_there(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "1.png").touch()
-    (tmp_path / "2.png").touch()
-    assert find_missing(tmp_path, ["a/1.png", "a/2.png", "2.png", "b/1.png"]).tolist() == [False, True, False, True]

@@ -1,0 +1,206 @@
+"""Lists of images in text and CSV files, and the ``ImageSet`` of a list; shared by the sources and the index."""
+
+from __future__ import annotations
+
+import csv
+import os
+import posixpath
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.common.errors import DataError
+from recollect.common.reading import open_text
+from recollect.common.text import number_of
+from recollect.data.image_set import ImageSet
+from recollect.data.registry import Source
+
+
+def make_set(
+    source: Source,
+    root: Path,
+    split: str,
+    names: Sequence[str],
+    classes: Sequence[int] | Sequence[str],
+    *,
+    boxes: NDArray[np.float64] | None = None,
+    titles: Mapping[int, str] | None = None,
+    coarse: Mapping[Any, str] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> ImageSet:
+    """The set of listed images; its classes are numbered in the order of their sorted keys.
+
+    Args:
+        source: the data set, for its name and for error messages.
+        root: the folder that ``names`` are below.
+        split: the part this is.
+        names: one path per listed image.
+        classes: one key per image, all numbers or all text.
+        boxes: one box per image.
+        titles: the class name of each key, if not ``str(key)``.
+        coarse: the coarser class that the class of a key belongs to.
+        facts: see ``ImageSet``.
+    """
+    if not names:
+        raise source.trouble(f"the list of the split {split!r} below {root} is empty.")
+    keys, labels = np.unique(np.asarray(classes), return_inverse=True)
+    group_names: list[str] = []
+    groups = None
+    if coarse is not None:
+        named, groups = np.unique([coarse[key] for key in keys.tolist()], return_inverse=True)
+        group_names = [str(name) for name in named]
+    return ImageSet(
+        source.name,
+        names,
+        labels.astype(np.int64),
+        [str(key) if titles is None else titles[key] for key in keys.tolist()],
+        root=root,
+        split=split,
+        boxes=boxes,
+        coarse_labels=groups[labels] if groups is not None else None,
+        coarse_names=group_names,
+        facts=facts or {},
+    )
+
+
+def need(source: Source, path: Path) -> Path:
+    """``path`` if it exists; otherwise raises an error."""
+    if not path.exists():
+        raise source.trouble(f"{path} is missing.")
+    return path
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text list that are not blank, each with its number from 1."""
+    try:
+        with open_text(path) as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line.strip()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a text file in UTF-8 ({error}).") from error
+
+
+def read_fields(path: Path, count: int, what: str) -> Iterator[list[str]]:
+    """The fields of each line, split at blanks; the last field may contain blanks.
+
+    Args:
+        path: the list.
+        count: how many fields a line has.
+        what: names of the fields, for the error about a line with another number of them.
+    """
+    for number, line in read_lines(path):
+        fields = line.split(maxsplit=count - 1)
+        if len(fields) != count:
+            raise DataError(f"{path}, line {number}: expected {what!r}, found {line[:80]!r}.")
+        yield fields
+
+
+def read_csv(
+    path: Path, columns: Sequence[str], optional: Sequence[str] = (), *, others: bool = False
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file with a header, each with its line number; columns are found by name, in any case.
+
+    They are separated by commas, semicolons or tabs: spreadsheets write semicolons where the comma is a decimal sign, and
+    some name the separator in a first line, ``sep=;``. Rows of empty cells are left out.
+
+    Args:
+        path: the file.
+        columns: columns that must exist and have a value in every row.
+        optional: columns that may be absent or empty.
+        others: include all other columns, where they have a value; these may have several lines.
+
+    Raises:
+        DataError: a column that is missing or named twice, an empty value, a row with more values than columns, or a
+            value of several lines, as a missing quotation mark makes them.
+    """
+    known = (*columns, *optional)
+    try:
+        with open_text(path, newline="") as file:
+            start, first = file.tell(), file.readline()
+            file.seek(start)
+            named = re.fullmatch(r"\s*\"?sep=(.)\"?\s*", first, re.IGNORECASE)
+            reader = csv.DictReader(file, delimiter=named[1] if named else max(",;\t", key=first.count), restval="")
+            if named:
+                next(reader.reader)  # not a row, but a line that errors count
+            header = [column.strip() for column in reader.fieldnames or ()]
+            header = [column.lower() if column.lower() in known else column for column in header]
+            reader.fieldnames = header
+            if not header:
+                raise DataError(f"{path}: an empty file. Its first line must name the columns {','.join(columns)}.")
+            if absent := [column for column in columns if column not in header]:
+                raise DataError(
+                    f"{path}: there is no column {', '.join(map(repr, absent))}; the first line names the columns "
+                    f"{', '.join(map(repr, header))}. Expected: {','.join(known)}."
+                )
+            if twice := [column for column in known if header.count(column) > 1]:
+                raise DataError(
+                    f"{path}: the first line names the column {twice[0]!r} twice. Rename or remove one of the two."
+                )
+            for row in reader:
+                values = {column: (row.get(column) or "").strip() for column in (header if others else known)}
+                extra: Any = row.pop(None, None) or []
+                if not any(cell.strip() for cell in (*row.values(), *extra) if cell):
+                    continue
+                _refuse_torn(path, reader, row, extra, known)
+                if empty := [column for column in columns if not values[column]]:
+                    raise DataError(f"{path}, line {reader.line_num}: {empty[0]!r} is empty; every row needs a value.")
+                yield reader.line_num, values
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a CSV file in UTF-8 ({error}). Save it as UTF-8.") from error
+    except csv.Error as error:
+        raise DataError(f"{path}: not a CSV file ({error}).") from error
+
+
+def _refuse_torn(
+    path: Path, reader: csv.DictReader[str], row: Mapping[str, str], extra: Sequence[str], known: Collection[str]
+) -> None:
+    """Refuse a row whose quotation marks are missing: several lines in a cell of ``known``, or ``extra`` cells."""
+    torn = [column for column in known if "\n" in (row.get(column) or "").strip()]
+    if not torn and not any(cell.strip() for cell in extra):
+        return
+    # A quotation mark that is missing swallows the last line break too.
+    breaks = "".join([cell or "" for cell in (*row.values(), *extra)]).rstrip().count("\n")
+    where = f"{path}, line {reader.line_num - breaks}"
+    if torn:
+        raise DataError(
+            f"{where}: the value of {torn[0]!r} has several lines. If a quotation mark is missing at its end, add it; "
+            "otherwise write the value in one line."
+        )
+    raise DataError(
+        f"{where}: {len(row) + len(extra)} values for {number_of(len(row), 'column')}. Put a value that contains "
+        f"{reader.reader.dialect.delimiter!r} between quotation marks."
+    )
+
+
+def relative_to(root: Path, name: str) -> str:
+    """A listed path as a path relative to ``root``, with ``/``, so that a set does not depend on its folder.
+
+    Absolute paths below ``root`` are shortened, and ``./a.jpg`` and ``b//../a.jpg`` are ``a.jpg``. Backslashes are read as
+    separators if that is how a file is found: the list was then written on Windows.
+    """
+    if "\\" in name and os.sep == "/" and not (root / name).exists():
+        slashes = name.replace("\\", "/")
+        name = slashes if (root / slashes).exists() else name
+    normal = posixpath.normpath(name) if name else name
+    # The shortest spelling, unless a link makes that another file: ``link/..`` need not be its folder.
+    if ".." not in name.split("/") or os.path.realpath(root / name) == os.path.realpath(root / normal):
+        name = normal
+    path = Path(name)
+    if path.is_absolute():
+        for base in (root.absolute(), root.resolve()):
+            if path.is_relative_to(base):
+                return path.relative_to(base).as_posix()
+    return name
+
+
+def as_number(text: str, path: Path, what: str) -> int:
+    """``text`` as a whole number; raises an error that names the list."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise DataError(f"{path}: {what} must be a number, found {text!r}.") from error
