@@ -65,13 +65,13 @@ def measure(name: str, kind: str) -> dict[str, float]:
 
     from recollect.common import machine
     from recollect.config.resolve import resolve
-    from recollect.training import probes
-    from recollect.training.run_folder import RunFolder
+    from recollect.training import plan as plans
+    from recollect.training.run import RunFolder
     from recollect.training.trainer import train
 
     if kind == "processor":
         torch.set_num_threads(1)
-        machine.clock, probes.CORES = time.process_time, 1
+        machine.clock, plans.CORES = time.process_time, 1
     recipe, settings = CASES[name]
     clock, library = _Clock(), logging.getLogger("recollect")
     library.setLevel(logging.INFO)

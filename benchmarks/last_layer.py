@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from recollect.config.schema import Config
     from recollect.data import ImageSet
     from recollect.models import Embedder
-    from recollect.training.last_layer import HeadData
+    from recollect.training.head import HeadData
 
 RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 
@@ -33,7 +33,7 @@ def one_seed(config: Config, images: ImageSet, data: HeadData, steps: int) -> di
     from recollect.data import class_disjoint_split
     from recollect.inference.models import make_embedder
     from recollect.models.whitening import class_statistics
-    from recollect.training.last_layer import SHRINKAGES, measured_head, started_embedder, train_head
+    from recollect.training.head import SHRINKAGES, measured_head, started_embedder, train_head
 
     fresh = make_embedder(config.model, config.run.seed).eval()
     names = set(class_disjoint_split(images, "random", config.run.seed)[0].names)
@@ -43,7 +43,7 @@ def one_seed(config: Config, images: ImageSet, data: HeadData, steps: int) -> di
     def trained(start: Embedder, part: HeadData, rate: float) -> Embedder:
         trial = copy.deepcopy(start)
         sized = replace(config, batch=replace(config.batch, size=4 * min(part.classes, 98)))
-        train_head(trial.split("pooling")[1], trial.dim, part, sized, rate, steps)
+        train_head(trial, part, sized, rate, steps)
         return trial
 
     def best_rate(start: Embedder) -> float:
@@ -70,7 +70,7 @@ def main() -> None:
     from recollect.data import load
     from recollect.inference.models import load_initial_model, make_embedder
     from recollect.inference.vectors import part_rows
-    from recollect.training.last_layer import HeadData, measured_head
+    from recollect.training.head import HeadData, measured_head
 
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")

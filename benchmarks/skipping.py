@@ -26,7 +26,7 @@ def one_run(share: float, seed: int, steps: int, batch: int, folder: Path, test)
     from recollect.config.resolve import resolve
     from recollect.evaluation import evaluate
     from recollect.models import Embedder
-    from recollect.training.run_folder import RunFolder
+    from recollect.training.run import RunFolder
     from recollect.training.trainer import train
 
     settings = {
@@ -44,7 +44,7 @@ def one_run(share: float, seed: int, steps: int, batch: int, folder: Path, test)
     seconds = time.process_time() - start
     records = [record for record in RunFolder(folder).read_metrics() if record["kind"] == "step"]
     spared = [record["skipped"] / (batch * 7 / 8) for record in records]
-    light = [record["light"] for record in records]
+    light = [record["negligible_share"] for record in records]
     third = len(records) // 3
     pictures = [np.repeat(test.arrays[i][..., None], 3, -1) for i in range(len(test))]
     vectors = Embedder.load(folder / "model").embed(pictures, progress=False)

@@ -91,7 +91,7 @@ def _step(work: str) -> tuple[Callable[[], object], int]:
 
     from recollect import Embedder, RecallAtK, evaluate, large_batch_step
     from recollect.search.exact import nearest
-    from recollect.step.chunking import step_threads
+    from recollect.step.large_batch import step_threads
 
     torch.manual_seed(0)
     if work.startswith("evaluate"):

@@ -28,7 +28,7 @@ from recollect.common.reading import read_bytes, read_json
 from recollect.config.resolve import as_mapping
 from recollect.studies.protocol import Cell, Matrix, best_of, outcome_of
 from recollect.studies.summary import CellResult, collect, decided, in_points
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 
 RECORD = "record.json"
 """In the folder of a run that was imported: its line in the ``runs.jsonl`` of an earlier page."""

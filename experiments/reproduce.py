@@ -21,7 +21,7 @@ from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import make_folder_for, write_json, write_text
 from recollect.common.reading import read_json
 from recollect.common.text import in_words
-from recollect.config.automatic import choose_device, is_pretrained, settle
+from recollect.config.automatic import choose_device, is_pretrained, resolve_auto
 from recollect.config.resolve import as_mapping, from_mapping, resolve
 from recollect.config.schema import Config
 from recollect.data import ImageSet, load
@@ -214,7 +214,7 @@ def _training_images(recipe: str, settings: str) -> ImageSet:
 
 def _plain(config: Config, images: ImageSet) -> dict[str, Any]:
     """The settings of a run as plain values, automatic ones as found, without those that do not change its result."""
-    settled, _ = settle(config, images, choose_device(config.run.device), is_pretrained(config.model))
+    settled, _ = resolve_auto(config, images, choose_device(config.run.device), is_pretrained(config.model))
     groups = {name: dict(values) for name, values in as_mapping(settled).items() if isinstance(values, Mapping)}
     groups["data.options"] = groups["data"].pop("options")
     kept = {

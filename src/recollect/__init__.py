@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from recollect.studies import compare_losses as compare_losses, run_demo as run_demo
     from recollect.studies.compare import plan_comparison as plan_comparison
     from recollect.studies.tune import plan_tuning as plan_tuning, tune as tune
+    from recollect.training.build import final_config as final_config
     from recollect.training.callbacks import Callback as Callback, TrainingStoppedError as TrainingStoppedError
-    from recollect.training.outcome import final_config as final_config
     from recollect.training.trainer import plan as plan, train as train
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

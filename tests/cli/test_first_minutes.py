@@ -158,7 +158,8 @@ TRAIN = ("train", "--data", "photos", "--init", "tiny", "--image-size", "16", "-
 def test_a_script_reads_json(photos: Path) -> None:
     plan = json.loads(run(*TRAIN, "--plan", "--json").stdout)
     assert (plan["batch"], plan["steps"], plan["init"], plan["image_size"]) == (8, 2, "tiny", 16)
-    assert any(line.startswith("batch.size = 8: 2 classes × 4 images") for line in plan["chosen"])
+    (size,) = (setting for setting in plan["chosen"] if setting["name"] == "batch.size")
+    assert (size["value"], size["reason"][:22]) == (8, "2 classes × 4 images, ")
     done = run(*TRAIN, "--out", "run", "--json")
     outcome = json.loads(done.stdout)
     assert (outcome["steps"], outcome["folder"], outcome["model"]) == (2, "run", "run/model")

@@ -13,8 +13,8 @@ from recollect.cli.main import app
 from recollect.common.errors import ConfigError
 from recollect.config.resolve import resolve
 from recollect.inference.test_sets import choose_test
-from recollect.training.given import objects_and_names
-from recollect.training.run_folder import RunFolder
+from recollect.training.build import objects_and_names
+from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
 

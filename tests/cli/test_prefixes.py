@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from recollect.cli.main import app
 from recollect.common.errors import RecollectError
 from recollect.inference.models import open_model
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 from training.small_runs import final_weights, make_images, same_bits, small_config
 
 
@@ -55,7 +55,7 @@ def test_a_resumed_run_ends_with_the_same_weights(trained: Path, tmp_path: Path)
     class StopError(Exception):
         pass
 
-    original = trainer.large_batch_step
+    original = trainer.take_step
     calls = 0
 
     def stopping(*args, **options):
@@ -65,12 +65,12 @@ def test_a_resumed_run_ends_with_the_same_weights(trained: Path, tmp_path: Path)
             raise StopError
         return original(*args, **options)
 
-    trainer.large_batch_step = stopping
+    trainer.take_step = stopping
     try:
         with pytest.raises(StopError):
             trainer.train(config, half)
     finally:
-        trainer.large_batch_step = original
+        trainer.take_step = original
     trainer.train(resume=half)
     assert same_bits(final_weights(half), final_weights(trained))
 

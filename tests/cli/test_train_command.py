@@ -15,7 +15,8 @@ from recollect.cli.main import app, main
 from recollect.common.console import RESULT
 from recollect.config.schema import Config
 from recollect.training import trainer
-from recollect.training.trainer import Outcome, TrainingStoppedError
+from recollect.training.run import Outcome
+from recollect.training.trainer import TrainingStoppedError
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 
 from recollect.common.errors import DataError
 from recollect.config import automatic as choices
-from recollect.config.automatic import Choice, settle
+from recollect.config.automatic import AutoSetting, resolve_auto
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet
@@ -25,9 +25,9 @@ def made(sizes: list[int]) -> ImageSet:
     return ImageSet("made", names, labels, [str(label) for label in range(len(sizes))], root=Path("/nowhere"))
 
 
-def chosen(sizes: list[int], device: str, pretrained: bool = True, **settings: Any) -> tuple[Config, list[Choice]]:
+def chosen(sizes: list[int], device: str, pretrained: bool = True, **settings: Any) -> tuple[Config, list[AutoSetting]]:
     config = resolve("folder", {"data.root": "photos", **settings})
-    return settle(config, made(sizes), torch.device(device), pretrained)
+    return resolve_auto(config, made(sizes), torch.device(device), pretrained)
 
 
 def steps(config: Config, sizes: list[int]) -> int:
@@ -83,7 +83,7 @@ def test_batch_and_length_by_the_size_of_the_set(name: str) -> None:
 def test_every_choice_is_explained_and_nothing_stays_open(name: str, device: str) -> None:
     sizes = TABLE[name][0]
     config, made_choices = chosen(sizes, device)
-    keys = [choice.key for choice in made_choices]
+    keys = [choice.name for choice in made_choices]
     few = ["model.dim"] if config.model.whitening == "all" and sum(sizes) < 512 else []
     last = ["data.augmentation", "batch.size", "optimizer.lr", "run.epochs"]
     if config.model.whitening == "all" and len(sizes) < 12:
@@ -94,7 +94,7 @@ def test_every_choice_is_explained_and_nothing_stays_open(name: str, device: str
     assert all(choice.reason and "auto" not in str(choice.value) for choice in made_choices)
     assert "auto" not in (config.model.freeze, config.batch.size, config.optimizer.lr, config.run.epochs)
     length = made_choices[-1]
-    assert length.key == "run.steps" or f"{steps(config, sizes):,} steps" in length.reason
+    assert length.name == "run.steps" or f"{steps(config, sizes):,} steps" in length.reason
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_features_keep_their_length_where_images_are_fewer_than_directions(
 ) -> None:
     config, made_choices = chosen(sizes, "cpu", **said)
     assert config.model.dim == dim
-    assert ("model.dim" in {choice.key for choice in made_choices}) == (dim == 1280)
+    assert ("model.dim" in {choice.name for choice in made_choices}) == (dim == 1280)
 
 
-def reason(made_choices: list[Choice], key: str) -> str:
-    return next(choice.reason for choice in made_choices if choice.key == key)
+def reason(made_choices: list[AutoSetting], key: str) -> str:
+    return next(choice.reason for choice in made_choices if choice.name == key)
 
 
 def test_reasons_name_the_limit_that_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_what_the_user_said_is_left_alone() -> None:
 def test_evaluations_are_planned_only_where_something_is_watched() -> None:
     config, made_choices = chosen([30] * 100, "cuda", **{"data.validation": "paper"})
     assert config.run.evaluate_every == 3
-    assert made_choices[-1].key == "run.evaluate_every"
+    assert made_choices[-1].name == "run.evaluate_every"
 
 
 @pytest.mark.parametrize(
@@ -175,14 +175,14 @@ def test_images_that_nothing_can_be_learned_from_are_refused(sizes: list[int], s
 def test_one_training_class_is_refused_with_a_remedy_that_exists(held_out: int, remedy: str) -> None:
     images = replace(made([5]), facts={"split": {"held_out_classes": held_out}})
     with pytest.raises(DataError) as caught:
-        settle(resolve("folder", {"data.root": "photos"}), images, torch.device("cpu"), pretrained=True)
+        resolve_auto(resolve("folder", {"data.root": "photos"}), images, torch.device("cpu"), pretrained=True)
     assert str(caught.value).endswith(remedy)
 
 
 def test_the_half_that_validates_is_named_as_the_reason() -> None:
     images = replace(made([5]), facts={"split": {"held_out_classes": 2}})
     with pytest.raises(DataError, match=r"half of the training classes are held out for validation, and 2 other.*four"):
-        settle(resolve("folder", ["data.validation=paper"]), images, torch.device("cpu"), pretrained=True)
+        resolve_auto(resolve("folder", ["data.validation=paper"]), images, torch.device("cpu"), pretrained=True)
 
 
 def test_no_step_is_planned_where_nothing_can_be_chosen() -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, SealedError
 from recollect.data import available, list_images, load, load_distractors, load_revisited, only_splits
+from recollect.data.sources.folder import listed_once
 from recollect.data.verify import verify
 
 
@@ -70,6 +71,19 @@ def test_a_part_is_read_without_a_look_at_the_others(tmp_path: Path, monkeypatch
     assert list(load("folder", tmp_path).class_names) == ["a", "b"]
     assert listed
     assert not [folder for folder in listed if folder.startswith(str(tmp_path / "test"))]
+
+
+def test_one_walk_serves_several_splits(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{name}/1.jpg" for name in "abcd"), "a/notes.txt")
+    expected = {split: load("folder", tmp_path, split) for split in ("train", "test")}
+    with listed_once():
+        train = load("folder", tmp_path, "train")
+        touch(tmp_path, "e/1.jpg")  # not seen any more
+        test = load("folder", tmp_path, "test")
+    for found in (train, test):
+        same = expected[found.split]
+        assert (found.names, found.class_names, found.facts) == (same.names, same.class_names, same.facts)
+    assert len(load("folder", tmp_path, "all")) == 5
 
 
 def test_sealed_parts_are_refused(tmp_path: Path) -> None:

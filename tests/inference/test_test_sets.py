@@ -20,7 +20,7 @@ from recollect.inference.test_sets import (
     published_ks,
     published_row,
 )
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 from training.small_runs import make_images
 
 OPTIONS = {"csv": "x", "class_split": "alphabet"}

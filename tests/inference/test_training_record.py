@@ -32,7 +32,7 @@ from recollect.inference.training_record import (
 )
 from recollect.report import write_report
 from recollect.report.results import measure, read_run, training_images
-from recollect.training.outcome import final_config
+from recollect.training.build import final_config
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
 

@@ -22,7 +22,7 @@ from recollect.inference.training_record import TrainedOn, read_trained_on
 from recollect.inference.vectors import head_inputs
 from recollect.inference.whitening import WhiteningSet, add_last_layer
 from recollect.models import Embedder, whitening_from_pairs
-from recollect.training.last_layer import whitening_images
+from recollect.training.head import whitening_images
 
 IMAGES = 260  # as many pairs as ``tiny`` has features, and a few more
 

@@ -14,7 +14,7 @@ from recollect.config.resolve import resolve
 from recollect.inference.evaluate import measure_and_keep
 from recollect.inference.models import open_model
 from recollect.inference.test_sets import load_test
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")

@@ -28,12 +28,12 @@ from recollect.evaluation import evaluate_revisited
 from recollect.inference import vectors as set_vectors
 from recollect.inference.vectors import embed_set
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
-from recollect.step.team import Team
-from recollect.training.build import build
-from recollect.training.last_layer import whiten_last_layer, whitening_images
-from recollect.training.run_folder import RunFolder
+from recollect.step.distributed import Processes
+from recollect.training.build import build, prepare
+from recollect.training.head import whiten_last_layer, whitening_images
+from recollect.training.judging import measure
+from recollect.training.run import RunFolder
 from recollect.training.trainer import train
-from recollect.training.validation import measure
 from training.killed import signal_at
 from training.small_runs import final_weights, losses, same_bits
 
@@ -82,7 +82,7 @@ def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypat
     config = resolve(RECIPE, settings(data, **{"run.checkpoint_steps": 5, "run.checkpoint_minutes": 60}))
 
     # As it starts: the network with its whitening, not trained.
-    training = build(config, torch.device("cpu"), Team.of())
+    training = build(prepare(config, torch.device("cpu"), Processes.of()))
     chosen = whitening_images(training.config, training.sets.train)
     assert chosen is not None
     whiten_last_layer(training, chosen)
@@ -170,37 +170,37 @@ def test_validation_is_the_benchmarks_own_map(data: Path, short: Path) -> None:
 def test_parts_of_the_validation_set_give_the_same_map(data: Path) -> None:
     """What several processes do: each embeds its part, images of equal size together, and all parts are put in order."""
 
-    class Two(Team):
+    class Two(Processes):
         """The second of two processes, whose colleague's rows are known."""
 
         other: tuple[torch.Tensor, torch.Tensor]
 
         def gather(self, embeddings: torch.Tensor, labels: torch.Tensor) -> Any:
             rows = torch.cat([self.other[0], embeddings]), torch.cat([self.other[1], labels])
-            return Team.of().gather(*rows)
+            return Processes.of().gather(*rows)
 
-    from recollect.training import validation
+    from recollect.training import judging
     from recollect.training.build import watch
 
     config = resolve(RECIPE, settings(data, **SHORT))
-    training = build(config, torch.device("cpu"), Team.of())
+    training = build(prepare(config, torch.device("cpu"), Processes.of()))
     try:
         (alone,) = training.watched
-        expected = measure(training.network.trained, alone, Team.of(), training.machine.device)
+        expected = measure(training.network.trained, alone, Processes.of(), training.machine.device)
         parts = [
-            watch(training.config, training.network, Team(rank, 2, None), "val", alone.images, alone.benchmark)
+            watch(training.config, training.network, Processes(rank, 2, None), "val", alone.images, alone.benchmark)
             for rank in (0, 1)
         ]
         assert [part.start for part in parts] == [0, 40]
-        team = Two(0, 1, None)
+        processes = Two(0, 1, None)
         object.__setattr__(
-            team, "other", validation.embed(training.network.trained, parts[0], training.machine.device, None)
+            processes, "other", judging.embed(training.network.trained, parts[0], training.machine.device, None)
         )
-        assert measure(training.network.trained, parts[1], team, training.machine.device) == pytest.approx(
+        assert measure(training.network.trained, parts[1], processes, training.machine.device) == pytest.approx(
             expected, abs=1e-6
         )
         for part in parts:
-            part.feed.close()
+            part.source.close()
     finally:
         training.close()
 

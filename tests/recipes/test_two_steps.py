@@ -29,7 +29,7 @@ from recollect.models.zoo import find
 from recollect.step import large_batch_step
 from recollect.training import build
 from recollect.training.optimizer import make_optimizer
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")

@@ -15,7 +15,7 @@ from recollect.data import ImageSet
 from recollect.evaluation import evaluate
 from recollect.inference import vectors
 from recollect.report.results import ModelResult, ReportImages, Run
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
 

@@ -204,7 +204,7 @@ def test_the_commands(tmp_path: Path) -> None:
 
 def test_heic_without_its_reader_is_left_out_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("photos/class0/photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
-    monkeypatch.setattr("recollect.data.image_files.can_read_heif", lambda: False)
+    monkeypatch.setattr("recollect.data.folders.can_read_heif", lambda: False)
     with pytest.warns(DataWarning, match=r"recollect\[heic\]"):
         made = embed_catalogue("model", ["photos"], "v.npz")
     assert made.source["left_out"]["HEIC"] == 1

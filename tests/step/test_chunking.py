@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from training_toys import NPair, batch, convnet, difference, gradients
 
 from recollect.common.errors import ConfigError
-from recollect.step import StepInfo, chunking, large_batch_step
+from recollect.step import StepInfo, large_batch, large_batch_step
 
 
 class Limited(nn.Module):
@@ -83,14 +83,13 @@ def test_graph_weight_counts_what_the_graph_holds() -> None:
     """Linear without a bias saves its input (8 numbers), tanh its output (5); weights do not count."""
     model = nn.Sequential(nn.Linear(8, 5, bias=False), nn.Tanh())
     images = torch.randn(16, 8, requires_grad=True)
-    weight = chunking.graph_weight(lambda count: model(images[:count].clone()), model, 16)
-    assert weight == chunking.GraphWeight(0, (8 + 5) * 4)
-    assert weight.of(3) == 3 * (8 + 5) * 4
-    alone = chunking.graph_weight(lambda count: model(images[:count].clone()), model, 1)
+    weight = large_batch.graph_weight(lambda count: model(images[:count].clone()), model, 16)
+    assert weight == large_batch.GraphWeight(0, (8 + 5) * 4)
+    alone = large_batch.graph_weight(lambda count: model(images[:count].clone()), model, 1)
     assert alone == weight
 
 
-def _cast_weights(count: int) -> tuple[nn.Module, Callable[[int], Tensor], chunking.GraphWeight]:
+def _cast_weights(count: int) -> tuple[nn.Module, Callable[[int], Tensor], large_batch.GraphWeight]:
     """A network whose weights, cast to bf16, are heavy beside what an image adds; and what that weighs."""
     model = nn.Sequential(nn.Linear(400, 300, bias=False), nn.Tanh())
     images = torch.randn(count, 400, requires_grad=True)
@@ -99,27 +98,27 @@ def _cast_weights(count: int) -> tuple[nn.Module, Callable[[int], Tensor], chunk
         with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
             return model(images[:number])
 
-    return model, forward, chunking.GraphWeight(2 * 400 * 300, 2 * (400 + 300))
+    return model, forward, large_batch.GraphWeight(2 * 400 * 300, 2 * (400 + 300))
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 16])
 def test_what_does_not_grow_with_the_images_is_told_apart(count: int) -> None:
     model, forward, weight = _cast_weights(16)
-    assert chunking.graph_weight(forward, model, count) == weight
+    assert large_batch.graph_weight(forward, model, count) == weight
 
 
 def test_the_chunk_fills_what_fixed_costs_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     model, forward, weight = _cast_weights(64)
-    monkeypatch.setattr(chunking, "CPU_BUDGET", int(weight.fixed + 40.5 * weight.each))
-    assert chunking.fitting_chunk(model, forward, 64, torch.device("cpu"), "cast") == 40
-    monkeypatch.setattr(chunking, "CPU_BUDGET", int(weight.fixed / 2))
-    assert chunking.fitting_chunk(model, forward, 64, torch.device("cpu"), "too little") == 1
+    monkeypatch.setattr(large_batch, "CPU_BUDGET", int(weight.fixed + 40.5 * weight.each))
+    assert large_batch.fitting_chunk(model, forward, 64, torch.device("cpu"), "cast") == 40
+    monkeypatch.setattr(large_batch, "CPU_BUDGET", int(weight.fixed / 2))
+    assert large_batch.fitting_chunk(model, forward, 64, torch.device("cpu"), "too little") == 1
 
 
 def test_cpu_chunk_follows_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = batch()
     model, info = convnet().double(), StepInfo()
-    weight = chunking.graph_weight(lambda count: model(images[:count]), model)
-    monkeypatch.setattr(chunking, "CPU_BUDGET", int(weight.of(8) + weight.each / 2))
+    weight = large_batch.graph_weight(lambda count: model(images[:count]), model)
+    monkeypatch.setattr(large_batch, "CPU_BUDGET", int(weight.fixed + 8.5 * weight.each))
     large_batch_step(model, NPair(), images, labels, info=info)
     assert info.chunk_size == 8

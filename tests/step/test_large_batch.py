@@ -10,7 +10,7 @@ from training_toys import DropPath, Noisy, NPair, PlainRecall, Proxies, Unit, ba
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.step import StepInfo, large_batch, large_batch_step
-from recollect.step.randomness import random_state, set_random_state
+from recollect.step.large_batch import random_state, set_random_state
 
 
 def plainly(model: nn.Module, loss: nn.Module, images: Tensor, labels: Tensor, chunk: int | None = None) -> Tensor:
@@ -286,8 +286,8 @@ def test_images_without_gradient_need_no_second_forward() -> None:
     assert difference(gradients(model), expected) < 1e-9
     assert (info.reembedded, info.skipped) == (3, 15)
     assert info.gradient_norms.tolist() == [1.0] * 3 + [0.0] * 17
-    assert info.light_share(0.01) == pytest.approx(17 / 20)
-    assert info.light_share(0.34) == pytest.approx(18 / 20)
+    assert info.negligible_share(0.01) == pytest.approx(17 / 20)
+    assert info.negligible_share(0.34) == pytest.approx(18 / 20)
 
 
 class Graded(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from recollect.common.errors import InputError
-from recollect.step.model_inputs import call_model, count_rows, first_tensor, take_rows, tensors_of
+from recollect.step.large_batch import call_model, count_rows, first_tensor, take_rows, tensors_of
 
 ROWS = torch.arange(12.0).reshape(4, 3)
 KINDS: dict[str, Any] = {

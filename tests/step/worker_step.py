@@ -1,6 +1,6 @@
 """One of four processes: takes steps on its part of a batch, with all, one or none of the others; writes the outcome.
 
-One start of the processes serves every size of team.
+One start of the processes serves every size of processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from training_toys import Noisy, NPair, PlainRecall, Proxies, SharedProxies, UnequalProxies, batch, convnet, gradients
 
 from recollect.step import large_batch_step
-from recollect.step.team import Team, start, stop
+from recollect.step.distributed import Processes, start, stop
 
 LOSSES = {
     "recall": PlainRecall,
@@ -48,23 +48,23 @@ def count_collectives() -> Counter[str]:
     return calls
 
 
-def steps(name: str, team: Team, calls: Counter[str], uneven: bool = False) -> dict[str, Any]:
+def steps(name: str, processes: Processes, calls: Counter[str], uneven: bool = False) -> dict[str, Any]:
     torch.manual_seed(0)
     model, loss = convnet().double(), LOSSES[name]().double()
     model.register_parameter("unused", torch.nn.Parameter(torch.zeros(3, dtype=torch.float64)))
     images, labels = batch()
-    bounds = [len(labels) * rank // team.size for rank in range(team.size + 1)]
+    bounds = [len(labels) * rank // processes.size for rank in range(processes.size + 1)]
     if uneven:
         bounds[1:-1] = [bound + 1 for bound in bounds[1:-1]]
-    mine = slice(bounds[team.rank], bounds[team.rank + 1])
+    mine = slice(bounds[processes.rank], bounds[processes.rank + 1])
     optimizer = torch.optim.Adam([*model.parameters(), *loss.parameters()], lr=1e-2, weight_decay=0.1)
     first: list[torch.Tensor | None] = []
     for _ in range(3):
         optimizer.zero_grad()
-        value = large_batch_step(model, loss, images[mine], labels[mine], 3, group=team.group)
+        value = large_batch_step(model, loss, images[mine], labels[mine], 3, group=processes.group)
         # A second step without zero_grad adds to the first: what was reduced before must not be reduced again.
         before = Counter(calls)
-        large_batch_step(model, loss, images[mine], labels[mine], 3, group=team.group)
+        large_batch_step(model, loss, images[mine], labels[mine], 3, group=processes.group)
         first = first or gradients(model, loss)
         optimizer.step()
     return {
@@ -93,16 +93,16 @@ def main(rank: int, port: int, folder: Path) -> None:
     groups = {"one": dist.new_group([0]), "two": dist.new_group([0, 1]), "four": None}
     for form in ("one", "two", "four", "uneven"):
         if everyone.rank < {"one": 1, "two": 2}.get(form, 4):
-            team = Team.of(groups.get(form))
-            results = {name: steps(name, team, calls, form == "uneven") for name in LOSSES}
-            torch.save(results, folder / f"{form}-{team.rank}.pt")
+            processes = Processes.of(groups.get(form))
+            results = {name: steps(name, processes, calls, form == "uneven") for name in LOSSES}
+            torch.save(results, folder / f"{form}-{processes.rank}.pt")
     done = 0
     for _ in range(8):  # one after the other, with processes that arrive at different times
         time.sleep(0.02 * everyone.rank)
-        everyone.first_alone(lambda: None)
+        everyone.run_on_rank_zero(lambda: None)
         done += 1
     torch.save(done, folder / f"alone-{everyone.rank}.pt")
     before = threads()
-    del groups, team
+    del groups, processes
     stop()
     torch.save([before, threads()], folder / f"threads-{everyone.rank}.pt")

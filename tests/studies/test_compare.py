@@ -20,7 +20,7 @@ from recollect.studies.compare import compare_losses, parse_losses, plan_compari
 from recollect.studies.pages import write_comparison
 from recollect.studies.protocol import Cell, RateChoice
 from recollect.studies.summary import CellResult, LossComparison, PairOfLosses, decided, interval
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 from training.small_runs import make_images
 

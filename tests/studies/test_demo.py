@@ -14,8 +14,7 @@ from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.studies import demo
 from recollect.training.callbacks import Callback, TrainingStoppedError
-from recollect.training.run_folder import RunFolder
-from recollect.training.trainer import Outcome
+from recollect.training.run import Outcome, RunFolder
 
 
 def test_the_two_trainings_differ_in_the_loss_alone() -> None:

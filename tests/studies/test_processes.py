@@ -11,7 +11,7 @@ from tuning_runs import as_recipe, config_of, make_data, study, told
 
 from faults.trials import Running, run
 from recollect.studies.summary import StudyResults
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 from training.killed import signal_at
 
 SPACE = ["epochs=3", "lr=1e-3:1e-2"]

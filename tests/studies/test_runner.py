@@ -25,7 +25,7 @@ from recollect.studies.protocol import Bench, Cell, Matrix, UntilValidation
 from recollect.studies.runner import ForeignRunError, begin_or_resume, run_matrix
 from recollect.studies.summary import collect
 from recollect.training import build
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 from training.small_runs import final_weights, same_bits
 
 UNTRAINED = {"model.weights": "none", "model.dim": None, "model.freeze": "none"}

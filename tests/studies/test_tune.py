@@ -30,7 +30,7 @@ from recollect.studies.summary import StudyResults
 from recollect.studies.tune import plan_tuning
 from recollect.training import build
 from recollect.training.callbacks import Callback, TrainingStoppedError
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 
 
 def make_images(

@@ -13,15 +13,15 @@ from small_runs import final_weights, losses, make_images, same_bits, small_conf
 
 from recollect.common.errors import ConfigError, DataError, ImageError
 from recollect.common.images import BadImage
-from recollect.config.automatic import settle
+from recollect.config.automatic import resolve_auto
 from recollect.config.resolve import resolve
 from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
 from recollect.inference.vectors import SetRows
 from recollect.models import Embedder
-from recollect.training import run_folder, trainer
-from recollect.training.batches import FeatureFeed
-from recollect.training.run_folder import RunFolder
+from recollect.training import callbacks, trainer
+from recollect.training.batches import FeatureBatches
+from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 
 FROZEN = {
@@ -70,15 +70,15 @@ def test_only_the_rest_learns_and_the_result_is_an_ordinary_embedder(root: Path,
 def test_resuming_on_features_is_exact(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config(root, **{**FROZEN, "run.checkpoint_steps": 3, "run.checkpoint_minutes": 60})
     train(config, tmp_path / "whole")
-    record = run_folder.Log.step
+    record = callbacks.Log.step
 
-    def killing(self: run_folder.Log, **values: Any) -> None:
+    def killing(self: callbacks.Log, **values: Any) -> None:
         record(self, **values)
         if values["step"] == 5:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder.Log, "step", killing)
+        patch.setattr(callbacks.Log, "step", killing)
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path / "killed")
     train(resume=tmp_path / "killed")
@@ -89,21 +89,21 @@ def test_resuming_on_features_is_exact(root: Path, tmp_path: Path, monkeypatch: 
 def test_a_folder_on_a_cpu_starts_frozen_and_says_so(root: Path) -> None:
     images = load("folder", root, "train")
     config = resolve("folder", {"data.root": str(root)})
-    settled, choices = settle(config, images, torch.device("cpu"), pretrained=True)
+    settled, choices = resolve_auto(config, images, torch.device("cpu"), pretrained=True)
     assert (settled.model.freeze, settled.batch.size, settled.data.augmentation) == ("pooling", "all", "none")
     assert settled.optimizer.lr == 1e-4
     assert any("only the last layer is trained" in str(choice) for choice in choices)
-    settled, _ = settle(config, images, torch.device("cuda"), pretrained=True)
+    settled, _ = resolve_auto(config, images, torch.device("cuda"), pretrained=True)
     assert (settled.model.freeze, settled.batch.size, settled.data.augmentation) == ("none", 48, "crop")
     assert settled.optimizer.lr == 1e-4
-    settled, _ = settle(config, images, torch.device("cpu"), pretrained=False)
+    settled, _ = resolve_auto(config, images, torch.device("cpu"), pretrained=False)
     assert settled.model.freeze == "none"
     # 98 classes of 82 images are 5e9 comparisons, ten seconds a step: batches then.
     many = ImageSet("many", [str(i) for i in range(8036)], np.arange(8036) % 98, list(map(str, range(98))), root=root)
-    settled, _ = settle(config, many, torch.device("cpu"), pretrained=True)
+    settled, _ = resolve_auto(config, many, torch.device("cpu"), pretrained=True)
     assert (settled.model.freeze, settled.batch.size, settled.run.epochs) == ("pooling", 392, 8)
     cropped = resolve("folder", {"data.root": str(root), "data.augmentation": "crop"})
-    assert settle(cropped, images, torch.device("cpu"), pretrained=True)[0].model.freeze == "none"
+    assert resolve_auto(cropped, images, torch.device("cpu"), pretrained=True)[0].model.freeze == "none"
 
 
 def test_an_unknown_stage_is_refused_with_those_there_are(root: Path, tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_a_plan_does_not_wait_for_features(root: Path, monkeypatch: pytest.Monke
         raise AssertionError("features were computed")
 
     monkeypatch.setattr("recollect.training.batches.part_rows", never)
-    plan, lines = trainer.plan(small_config(root, **{**FROZEN, "run.watch_test": True}))
-    assert plan.data.images == 72
-    assert any("frozen up to" in line for line in lines)
+    plan = trainer.plan(small_config(root, **{**FROZEN, "run.watch_test": True}))
+    assert plan.images == 72
+    assert any("frozen up to" in line for line in plan.lines())
 
 
 @pytest.mark.parametrize("size", ["all", 16])
@@ -149,14 +149,14 @@ def test_in_a_batch_another_image_of_the_class_takes_the_place() -> None:
     rows[[1, 4, 5, 6, 7]] = np.nan
     skipped = [BadImage(place, str(place), "broken") for place in (1, 4, 5, 6, 7)]
     found = SetRows(rows, np.zeros((12, 16), np.uint8), skipped)
-    feed = FeatureFeed(lambda: found, lambda: torch.zeros(1, 2), lambda: 0.0, labels)
-    (batch,) = feed.stream([np.array([0, 1, 4, 5, 8, 9])], 0)
+    source = FeatureBatches(found, labels)
+    (batch,) = source.stream([np.array([0, 1, 4, 5, 8, 9])], 0)
     assert batch.labels.tolist() == [0, 0, 2, 2], "no image of the second class can be read"
     assert batch.indices[0] == 0
     assert batch.indices[1] in (2, 3)
-    assert torch.isfinite(batch.inputs).all()  # type: ignore[arg-type]
-    assert [fed.indices.tolist() for fed in feed.sequential(5)] == [[0, 2, 3, 8, 9], [10, 11]]
+    assert torch.isfinite(batch.images).all()  # type: ignore[arg-type]
+    assert [batch.indices.tolist() for batch in source.sequential(5)] == [[0, 2, 3, 8, 9], [10, 11]]
     with pytest.raises(DataError, match="whole batch"):
-        next(feed.stream([np.array([4, 5])], 0))
-    left_out = FeatureFeed(lambda: found, lambda: torch.zeros(1, 2), lambda: 0.0, labels, replaces=False)
+        next(source.stream([np.array([4, 5])], 0))
+    left_out = FeatureBatches(found, labels, replaces=False)
     assert next(left_out.stream([np.arange(12)], 0)).indices.tolist() == [0, 2, 3, 8, 9, 10, 11]

@@ -21,7 +21,7 @@ import torch
 from small_runs import losses, make_images, small_config
 from torch import nn
 
-from recollect.training import build, trainer
+from recollect.training import trainer
 
 GOLDEN = Path(__file__).parent / "golden_losses.json"
 TOLERANCE = 1e-7
@@ -39,14 +39,14 @@ def to_float64(network: nn.Module) -> None:
 
 @pytest.mark.slow
 def test_twenty_steps_give_the_known_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = build.build
+    original = trainer.build
 
     def build_in_float64(*arguments: Any) -> Any:
         training = original(*arguments)
         to_float64(training.network.trained)
         return training
 
-    monkeypatch.setattr(build, "build", build_in_float64)
+    monkeypatch.setattr(trainer, "build", build_in_float64)
     torch.set_num_threads(1)
     root = make_images(make_images(tmp_path / "images"), classes=4, split="test", seed=1)
     settings = {"batch.size": 48, "batch.chunk": 20, "batch.batches_per_epoch": 5, "run.epochs": 4}

@@ -13,7 +13,8 @@ import torch
 
 from recollect.common import machine as memory_file
 from recollect.common.console import ProgressLine
-from recollect.training.run_folder import Log, RunFolder
+from recollect.training.callbacks import Log
+from recollect.training.run import RunFolder
 
 RECORD: dict[str, Any] = {"step": 1, "epoch": 0.5, "loss": 0.25, "images_per_second": 12.0}
 

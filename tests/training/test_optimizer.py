@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from training_toys import Proxies
 
 from recollect.common.errors import ConfigError
-from recollect.config.schema import OptimizerConfig
-from recollect.training.optimizer import (
-    Position,
-    clip_gradients,
-    learning_rate_factor,
-    make_optimizer,
-    set_learning_rates,
-)
+from recollect.config.resolve import resolve
+from recollect.config.schema import Config, OptimizerConfig
+from recollect.data.pipeline import Batch
+from recollect.step.distributed import Processes
+from recollect.training.optimizer import Position, learning_rate_factor, make_optimizer, take_step
+from recollect.training.run import Trained
 
 
 def factors(config: OptimizerConfig, epochs: int, batches: int) -> list[float]:
@@ -107,9 +108,6 @@ def test_optimizers_and_groups(name: str, kind: type) -> None:
         ("head", 0.5, 4e-4),
         ("loss", 10.0, 0.0),
     ]
-    set_learning_rates(optimizer, config, Position(1.0, 0.5, 0.1))
-    set_learning_rates(optimizer, config, Position(1.0, 0.5, 0.1))  # not upon one another
-    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.05, 0.25, 5.0])
 
 
 def test_nothing_to_train() -> None:
@@ -117,13 +115,49 @@ def test_nothing_to_train() -> None:
         make_optimizer(OptimizerConfig(), Grouped(frozen=True), nn.Identity())
 
 
-def test_clipping_bounds_the_whole_gradient_and_tells_its_norm() -> None:
-    model = Grouped()
-    optimizer = make_optimizer(OptimizerConfig(), model, nn.Identity())
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 2.0)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert clip_gradients(optimizer, None) == pytest.approx(2 * math.sqrt(count))
-    assert clip_gradients(optimizer, 1.0) == pytest.approx(2 * math.sqrt(count))
-    total = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+class Sum(nn.Module):
+    def forward(self, vectors: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return vectors.sum()
+
+
+def stepped(config: Config, steps: int = 1) -> tuple[Trained, float, float]:
+    """A linear layer after some steps on the sum of its outputs; the last norm and the last factor."""
+    torch.manual_seed(0)
+    model, loss = Grouped(), Sum()
+    trained = Trained(
+        model, loss, make_optimizer(config.optimizer, model, loss), torch.amp.GradScaler("cpu", enabled=False),
+        torch.device("cpu"), Processes(),
+    )  # fmt: skip
+    batch = Batch(torch.ones(4, 3), torch.arange(4), np.arange(4))
+    for _ in range(steps):
+        _, norm, factor = take_step(model.head, trained, config, batch, Position(1.0, 0.5, 0.1), 2)
+    return trained, norm, factor
+
+
+def test_a_step_sets_every_learning_rate_and_clips_the_whole_gradient() -> None:
+    config = resolve("glyphs", {"optimizer.lr": 0.1, "optimizer.head_multiplier": 5, "optimizer.schedule": "cosine"})
+    config = replace(config, optimizer=replace(config.optimizer, milestones=()))
+    trained, norm, factor = stepped(config, steps=2)  # factors are not multiplied upon one another
+    assert factor == pytest.approx(0.5)
+    assert [group["lr"] for group in trained.optimizer.param_groups] == pytest.approx([0.05, 0.25])
+    assert norm == pytest.approx(math.sqrt(8 * 4**2)), "four rows of ones, for six weights and two biases"
+    clipped = replace(config, optimizer=replace(config.optimizer, clip=1.0))
+    trained, norm, _ = stepped(clipped)
+    assert norm == pytest.approx(math.sqrt(8 * 4**2))
+    total = torch.cat([p.grad.flatten() for p in trained.model.parameters() if p.grad is not None]).norm()
     assert float(total) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_an_optimizer_may_come_from_outside(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\ndef rms(groups):\n    return torch.optim.RMSprop(groups)\nnone = dict\n"
+    )
+    made = make_optimizer(OptimizerConfig(name="torch.optim:RMSprop"), Grouped(), nn.Identity())
+    assert type(made) is torch.optim.RMSprop
+    assert made.defaults["momentum"] == 0.9, "optimizer.momentum reaches every optimizer that has one"
+    made = make_optimizer(OptimizerConfig(name=f"{tmp_path}/own.py:rms"), Grouped(), nn.Identity())
+    assert [group["base_lr"] for group in made.param_groups] == [1e-4, 1e-4]
+    with pytest.raises(ConfigError, match=r"'adamm' is unknown\. Did you mean adam"):
+        make_optimizer(OptimizerConfig(name="adamm"), Grouped(), nn.Identity())
+    with pytest.raises(ConfigError, match=r"none' (fails|returned)"):
+        make_optimizer(OptimizerConfig(name=f"{tmp_path}/own.py:none"), Grouped(), nn.Identity())

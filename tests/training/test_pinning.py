@@ -10,8 +10,9 @@ import pytest
 import torch
 from small_runs import make_images, small_config
 
+from recollect.data import Pipeline
 from recollect.training import build
-from recollect.training.batches import PixelFeed, make_feed
+from recollect.training.batches import make_source
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ def test_the_device_decides(
     embedder: Any = build.make_embedder(config.model, 0)
     standing_in: Any = SimpleNamespace(preprocessing=embedder.preprocessing, device=torch.device(device))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    feed = make_feed(config, standing_in, images, training=True)
-    assert isinstance(feed, PixelFeed)
-    assert feed.pipeline.pin is pin
-    feed.close()
+    source = make_source(config, standing_in, images, training=True)
+    assert isinstance(source, Pipeline)
+    assert source.pin is pin
+    source.close()

@@ -11,15 +11,15 @@ from small_runs import final_weights, make_images, same_bits, small_config
 
 from recollect.common.errors import ConfigError, DataError, DataWarning, WeightsError
 from recollect.config.schema import Config
-from recollect.training import run_folder, trainer
-from recollect.training.outcome import final_config
-from recollect.training.run_folder import RunFolder
+from recollect.training import callbacks, trainer
+from recollect.training.build import final_config
+from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 
 
 def stopped_early(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder.Log, "step", lambda self, **values: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(callbacks.Log, "step", lambda self, **values: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(config, folder)
     return folder

@@ -12,7 +12,7 @@ from small_runs import losses, make_images, small_config
 from torch import nn
 
 from recollect.models import Embedder
-from recollect.step.chunking import step_threads
+from recollect.step.large_batch import step_threads
 from recollect.training import trainer
 from recollect.training.trainer import train
 
@@ -55,7 +55,7 @@ def test_steps_are_limited_and_validation_is_not(tmp_path: Path, monkeypatch: py
 
         monkeypatch.setattr(trainer, name, watched)
 
-    watch("large_batch_step", "step")
+    watch("take_step", "step")
     watch("measure", "validation")
     config = small_config(root, **{"data.validation": "random"})
     train(config, tmp_path / "four")

@@ -8,17 +8,17 @@ import threading
 import pytest
 import torch
 
-from recollect.step.team import Team
-from recollect.training.stopping import stop_on_signals
+from recollect.step.distributed import Processes
+from recollect.training.optimizer import stop_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_is_a_wish(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with stop_on_signals() as stop:
-        assert stop.agreed(Team(), torch.device("cpu")) is None
+        assert stop.agreed(True, Processes(), torch.device("cpu")) == (True, None)
         signal.raise_signal(number)
-        assert stop.agreed(Team(), torch.device("cpu")) == number
+        assert stop.agreed(False, Processes(), torch.device("cpu")) == (False, number)
     assert signal.getsignal(number) is before
 
 

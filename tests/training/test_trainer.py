@@ -24,11 +24,14 @@ from recollect.common.files import try_lock
 from recollect.config import resolve as recipes
 from recollect.models import Embedder
 from recollect.step import large_batch
-from recollect.step.team import Team
-from recollect.training import build, checkpoint, run_folder, trainer
+from recollect.step.distributed import Processes
+from recollect.training import build, callbacks, optimizer, run as run_file, trainer
 from recollect.training.callbacks import Callback, TrainingStoppedError
-from recollect.training.run_folder import RunFolder, circumstances
+from recollect.training.run import RunFolder, circumstances
 from recollect.training.trainer import plan, train
+
+PLANNED = 2
+"""Steps that are taken for the plan, before those of the training."""
 
 
 class Killed(BaseException):
@@ -84,16 +87,16 @@ def test_resuming_is_exact(
     """Killed after any step, with checkpoints every so many: the same bits as the run that was never interrupted."""
     settings = {"data.validation": "random", "run.checkpoint_steps": every, "run.checkpoint_minutes": 60}
     config = small_config(root, **settings)
-    record = run_folder.Log.step
+    record = callbacks.Log.step
 
-    def killing(self: run_folder.Log, **values: Any) -> None:
+    def killing(self: callbacks.Log, **values: Any) -> None:
         record(self, **values)
         if values["step"] > kill_after:
             raise Killed
 
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder.Log, "step", killing)
+        patch.setattr(callbacks.Log, "step", killing)
         if kill_after == 6:  # after the last step, before the model is written
             patch.setattr(trainer.Trainer, "_finish", lambda self: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
@@ -123,7 +126,7 @@ def test_kill_9_and_sigterm_of_real_processes(root: Path, tmp_path: Path) -> Non
     assert ended.code == 128 + signal.SIGTERM, ended
     assert "saved after step 13" in ended.err
     assert "Traceback" not in ended.err
-    assert checkpoint.read_checkpoint(RunFolder(folder).last)["progress"]["step"] == len(losses(folder)) == 13
+    assert run_file.read_checkpoint(RunFolder(folder).last)["progress"]["step"] == len(losses(folder)) == 13
 
     train(resume=folder)
     assert losses(folder) == losses(tmp_path / "whole")
@@ -131,14 +134,14 @@ def test_kill_9_and_sigterm_of_real_processes(root: Path, tmp_path: Path) -> Non
 
 
 def test_a_signal_saves_first(root: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = run_folder.Log.step
+    record = callbacks.Log.step
 
-    def signalling(self: run_folder.Log, **values: Any) -> None:
+    def signalling(self: callbacks.Log, **values: Any) -> None:
         record(self, **values)
         if values["step"] == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(run_folder.Log, "step", signalling)
+    monkeypatch.setattr(callbacks.Log, "step", signalling)
     before = signal.getsignal(signal.SIGINT)
     settings = {"data.validation": "random", "run.checkpoint_minutes": 60}
     with pytest.raises(TrainingStoppedError, match=r"saved after step 2.*--resume") as stopped:
@@ -170,11 +173,9 @@ def test_a_run_is_never_written_over(root: Path, whole: Path, tmp_path: Path, ca
 def test_the_manifest_has_the_length_that_was_chosen_after_the_plan(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def two_steps(training: build.Training, tell: object) -> build.Training:
-        length = replace(training.config.run, steps=2, epochs=None)
-        return replace(
-            training, config=replace(training.config, run=length), batches=replace(training.batches, steps=2)
-        )
+    def two_steps(setup: build.Setup, source: object) -> build.Setup:
+        length = replace(setup.config.run, steps=2, epochs=None)
+        return replace(setup, config=replace(setup.config, run=length))
 
     monkeypatch.setattr(trainer, "choose_start", two_steps)
     assert train(small_config(root), tmp_path / "run").steps == 2
@@ -182,7 +183,7 @@ def test_the_manifest_has_the_length_that_was_chosen_after_the_plan(
 
 
 def test_a_run_has_one_writer(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder.Log, "step", lambda self, **values: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(callbacks.Log, "step", lambda self, **values: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         train(small_config(root), tmp_path / "run")
     monkeypatch.undo()
@@ -202,11 +203,11 @@ def test_who_waits_at_the_lock_and_who_comes_later_meet(
     fcntl = pytest.importorskip("fcntl")
     waiting: list[Any] = []
 
-    def ending(self: run_folder.Log, **values: Any) -> None:
+    def ending(self: callbacks.Log, **values: Any) -> None:
         waiting.append((tmp_path / "run" / ".lock").open("a"))
         raise Killed
 
-    monkeypatch.setattr(run_folder.Log, "step", ending)
+    monkeypatch.setattr(callbacks.Log, "step", ending)
     with pytest.raises(Killed):
         train(small_config(root), tmp_path / "run")
     with waiting[0]:
@@ -257,7 +258,7 @@ def test_without_validation_the_last_is_kept_whatever_the_test_says(
     assert outcome.chosen_step == 6
     assert same_bits(final_weights(tmp_path / "run"), seen[2])
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["last.pt"]
-    assert RunFolder(tmp_path / "run").read_manifest()["outcome"]["chosen_by"] == "being the last"
+    assert RunFolder(tmp_path / "run").read_manifest()["outcome"]["chosen_by"] == "last step"
 
 
 def test_what_was_best_after_the_last_checkpoint_is_not_taken_for_what_it_calls_best(
@@ -313,9 +314,9 @@ def test_a_lost_loss_stops_with_its_batch(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
     step = large_batch.large_batch_step
-    count = iter(range(10))
+    count = iter(range(-PLANNED, 10))
     monkeypatch.setattr(
-        trainer, "large_batch_step", lambda *a, **o: step(*a, **o) * 0 + (value if next(count) == 3 else 1.0)
+        optimizer, "large_batch_step", lambda *a, **o: step(*a, **o) * 0 + (value if next(count) == 3 else 1.0)
     )
     with pytest.raises(TrainingStoppedError, match=r"step 4: the loss .*images"):
         train(small_config(root), tmp_path / "run")
@@ -333,7 +334,7 @@ def test_fp16_that_overflows_for_ever_stops(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overflows: int
 ) -> None:
     """A scaler as on a GPU: a few steps too large are skipped, as ever; steps that never fit end the run."""
-    step, scaler, count = large_batch.large_batch_step, torch.amp.GradScaler, iter(range(1000))
+    step, scaler, count = large_batch.large_batch_step, torch.amp.GradScaler, iter(range(-PLANNED, 1000))
 
     def overflowing(model: torch.nn.Module, *arguments: Any, **options: Any) -> Tensor:
         value = step(model, *arguments, **options)
@@ -341,7 +342,7 @@ def test_fp16_that_overflows_for_ever_stops(
             next(model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
         return value
 
-    monkeypatch.setattr(trainer, "large_batch_step", overflowing)
+    monkeypatch.setattr(optimizer, "large_batch_step", overflowing)
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: scaler(device, enabled=True))
     config = small_config(root, **{"run.epochs": None, "run.steps": 24, "run.checkpoint_minutes": 60})
     if overflows == 3:
@@ -356,7 +357,7 @@ def test_out_of_memory_names_the_knob(root: Path, tmp_path: Path, monkeypatch: p
     def fail(*arguments: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
-    monkeypatch.setattr(trainer, "large_batch_step", fail)
+    monkeypatch.setattr(optimizer, "large_batch_step", fail)
     with pytest.raises(ConfigError, match=r"6 images .*--set batch\.chunk=3"):
         train(small_config(root), tmp_path / "run")
 
@@ -364,20 +365,20 @@ def test_out_of_memory_names_the_knob(root: Path, tmp_path: Path, monkeypatch: p
 def test_a_run_that_ran_out_of_memory_goes_on_with_a_smaller_chunk(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks, step = [], trainer.large_batch_step
+    chunks, step = [], optimizer.large_batch_step
 
     def limited(*arguments: Any, **options: Any) -> Any:
         chunks.append(arguments[4])
-        if chunks[1:] == [6]:
+        if chunks[PLANNED + 1 :] == [6]:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
         return step(*arguments, **options)
 
-    monkeypatch.setattr(trainer, "large_batch_step", limited)
+    monkeypatch.setattr(optimizer, "large_batch_step", limited)
     config = small_config(root, **{"run.epochs": None, "run.steps": 3, "run.checkpoint_steps": 1})
     with pytest.raises(ConfigError, match=r"batch\.chunk=3"):
         train(config, tmp_path / "run")
     train(resume=tmp_path / "run", settings={"batch.chunk": 3})
-    assert chunks == [6, 6, 3, 3]
+    assert chunks == [6] * PLANNED + [6, 6] + [3] * PLANNED + [3, 3]
 
 
 def test_options_of_an_own_augmentation_reach_it(root: Path, tmp_path: Path) -> None:
@@ -388,9 +389,9 @@ def test_options_of_an_own_augmentation_reach_it(root: Path, tmp_path: Path) -> 
     ]
     (tmp_path / "own.py").write_text("\n".join(lines))
     settings = {"data.augmentation": f"{tmp_path}/own.py:flat", "data.augmentation_options": {"level": 7}}
-    made = build.build(small_config(root, **settings), torch.device("cpu"), Team())
+    made = build.build(build.prepare(small_config(root, **settings), torch.device("cpu"), Processes()))
     try:
-        assert made.batches.feed.some(2, 0).inputs.unique().tolist() == [7]
+        assert next(made.source.stream([np.arange(2)])).images.unique().tolist() == [7]
     finally:
         made.close()
 
@@ -435,42 +436,44 @@ def test_losses_with_parameters_are_trained_and_resumed(
     }
     config = small_config(root, **settings)
     train(config, tmp_path / "whole")
-    record = run_folder.Log.step
+    record = callbacks.Log.step
 
-    def killing(self: run_folder.Log, **values: Any) -> None:
+    def killing(self: callbacks.Log, **values: Any) -> None:
         record(self, **values)
         if values["step"] == 5:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder.Log, "step", killing)
+        patch.setattr(callbacks.Log, "step", killing)
         with pytest.raises(Killed):
             train(config, tmp_path / "killed")
     train(resume=tmp_path / "killed")
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
-    kept = checkpoint.read_checkpoint(RunFolder(tmp_path / "killed").last)
+    kept = run_file.read_checkpoint(RunFolder(tmp_path / "killed").last)
     assert any(tensor.ndim == 2 and len(tensor) == 12 for tensor in kept["loss"].values() if torch.is_tensor(tensor))
 
 
 def test_the_plan(root: Path) -> None:
-    figures, lines = plan(small_config(root, **{"batch.chunk": "auto", "run.evaluate_every": "auto"}))
-    text = "\n".join(lines)
-    assert (figures.batch.batch, figures.batch.virtual_batch, figures.batch.chunk) == (16, 40, 16)
-    assert (figures.length.batches_per_epoch, figures.length.steps) == (3, 6)
+    figures = plan(small_config(root, **{"batch.chunk": "auto", "run.evaluate_every": "auto"}))
+    text = "\n".join(figures.lines())
+    assert (figures.batch, figures.virtual_batch, figures.chunk) == (16, 40, 16)
+    assert (figures.batches_per_epoch, figures.steps) == (3, 6)
     assert "12 classes" in text
     assert "with SiMix 40" in text
     assert "model      tiny at " in text
     assert "evaluate_every" not in text  # nothing is watched
-    watched = plan(small_config(root, **{"run.evaluate_every": "auto", "data.validation": "paper", "batch.size": 8}))[1]
-    assert "chosen     run.evaluate_every = 1" in "\n".join(watched)
-    assert figures.machine.memory_mb > 100  # the whole process
-    assert figures.time.seconds > 6 * figures.time.seconds_per_step > 0
+    watched = plan(small_config(root, **{"run.evaluate_every": "auto", "data.validation": "paper", "batch.size": 8}))
+    assert ("run.evaluate_every", 1) in [(setting.name, setting.value) for setting in watched.chosen]
+    assert figures.memory_mb > 100  # the whole process
+    assert figures.seconds >= 6 * figures.seconds_per_step > 0
 
 
 def test_a_deterministic_run_lets_cudnn_try_no_other_algorithms(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     try:
-        build.build(small_config(root, **{"run.deterministic": True}), torch.device("cpu"), Team()).close()
+        build.build(
+            build.prepare(small_config(root, **{"run.deterministic": True}), torch.device("cpu"), Processes())
+        ).close()
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.backends.cudnn.benchmark
     finally:
@@ -479,12 +482,14 @@ def test_a_deterministic_run_lets_cudnn_try_no_other_algorithms(root: Path, monk
 
 def test_only_fp16_scales_the_loss_and_it_needs_a_gpu(root: Path) -> None:
     for precision in ("fp32", "bf16"):
-        made = build.build(small_config(root, **{"run.precision": precision}), torch.device("cpu"), Team())
+        made = build.build(
+            build.prepare(small_config(root, **{"run.precision": precision}), torch.device("cpu"), Processes())
+        )
         assert not made.trained.scaler.is_enabled()
         made.close()
     chosen = small_config(root, **{"run.precision": "fp16", "run.device": "auto"})
     with pytest.raises(ConfigError, match="fp16 is for GPUs, but this runs on the CPU"):
-        build.build(chosen, torch.device("cpu"), Team())
+        build.build(build.prepare(chosen, torch.device("cpu"), Processes()))
 
 
 def test_trainings_are_built_the_same_twice(root: Path) -> None:
@@ -492,7 +497,7 @@ def test_trainings_are_built_the_same_twice(root: Path) -> None:
     states = []
     for noise in (1, 2):
         torch.manual_seed(noise)
-        made = build.build(small_config(root), torch.device("cpu"), Team())
+        made = build.build(build.prepare(small_config(root), torch.device("cpu"), Processes()))
         states.append((made.network.embedder.state_dict(), torch.get_rng_state()))
         made.close()
     assert same_bits(states[0][0], states[1][0])

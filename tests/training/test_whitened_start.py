@@ -12,9 +12,9 @@ from faults.trials import start_team
 from recollect.common.errors import ConfigError, InputError
 from recollect.config.resolve import as_mapping
 from recollect.models.whitening import pairs_of_classes
-from recollect.step.team import Team
-from recollect.training.build import Training, build
-from recollect.training.last_layer import whiten_last_layer, whitening_images
+from recollect.step.distributed import Processes
+from recollect.training.build import Training, build, prepare
+from recollect.training.head import whiten_last_layer, whitening_images
 from recollect.training.trainer import train
 from training.small_runs import final_weights, make_images, small_config
 
@@ -33,7 +33,7 @@ def whiten(training: Training) -> None:
 
 def test_differences_within_classes_become_white(images: Path, tmp_path: Path) -> None:
     config = small_config(images, **{"model.whitening": 160, "model.dim": 192, "model.layer_norm": False})
-    training = build(config, torch.device("cpu"), Team.of())
+    training = build(prepare(config, torch.device("cpu"), Processes.of()))
     try:
         whiten(training)
         train_set, embedder = training.sets.train, training.network.embedder
@@ -67,11 +67,11 @@ def test_only_at_the_start(images: Path, tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.dim null"):
+    with pytest.raises(ConfigError, match=r"needs a last layer: set model\.dim"):
         small_config(images, **{"model.whitening": 160, "model.dim": None})
     with pytest.raises(ConfigError, match=r"model\.whitening is 0"):
         small_config(images, **{"model.whitening": 0})
-    training = build(small_config(images, **{"model.whitening": 40}), torch.device("cpu"), Team.of())
+    training = build(prepare(small_config(images, **{"model.whitening": 40}), torch.device("cpu"), Processes.of()))
     with pytest.raises(InputError, match=r"60 pairs .*192 features"):
         whiten(training)
     training.close()

@@ -18,9 +18,10 @@ from faults.trials import start_team
 from recipes import landmarks
 from recollect import Embedder, RecallAtK
 from recollect.config.resolve import resolve
-from recollect.step import StepInfo, chunking, large_batch, large_batch_step
-from recollect.training import run_folder
-from recollect.training.batches import PixelFeed
+from recollect.inference.models import make_embedder
+from recollect.step import StepInfo, large_batch, large_batch_step
+from recollect.training import callbacks
+from recollect.training.batches import largest_input
 from recollect.training.trainer import plan, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
@@ -58,8 +59,8 @@ def test_a_step_on_a_list_is_a_step_on_each_alone(
 def test_auto_fits_the_largest_image(tiny: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it stands in the list: a chunk may hold large images only."""
     images = pictures([(8, 8)] * 11 + [(32, 24)])
-    weight = chunking.graph_weight(lambda count: tiny([images[-1]] * count), tiny)
-    monkeypatch.setattr(chunking, "CPU_BUDGET", weight.fixed + 3.5 * weight.each)
+    weight = large_batch.graph_weight(lambda count: tiny([images[-1]] * count), tiny)
+    monkeypatch.setattr(large_batch, "CPU_BUDGET", weight.fixed + 3.5 * weight.each)
     assert large_batch.find_chunk(tiny, images) == 3
     assert large_batch.find_chunk(tiny, images[:11]) == 11, "remembered by size"
     info = StepInfo()
@@ -102,15 +103,15 @@ def test_resuming_is_exact(
     torch.set_num_threads(1)
     config = small_config(root, **WHOLE, **{"run.checkpoint_steps": every, "data.workers": 2, "data.cache": "ram"})
     train(config, tmp_path / "whole")
-    record = run_folder.Log.step
+    record = callbacks.Log.step
 
-    def killing(self: run_folder.Log, **values: Any) -> None:
+    def killing(self: callbacks.Log, **values: Any) -> None:
         record(self, **values)
         if values["step"] > kill_after:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder.Log, "step", killing)
+        patch.setattr(callbacks.Log, "step", killing)
         with pytest.raises(Killed):
             train(config, tmp_path / "run")
     torch.manual_seed(99)
@@ -120,15 +121,16 @@ def test_resuming_is_exact(
 
 
 def test_the_plan_counts_the_largest_for_memory_and_the_average_for_time(root: Path) -> None:
-    figures, lines = plan(small_config(root, **WHOLE))
-    assert figures.batch.longer_side == 24
-    assert any("6 images in the network at once, each of at most 24 × 24 pixels" in line for line in lines)
+    config = small_config(root, **WHOLE)
+    figures = plan(config)
+    assert figures.longer_side == 24
+    assert any("6 images in the network at once, each of at most 24 × 24 pixels" in line for line in figures.lines())
     from recollect.data import Pipeline, load
     from recollect.data.transforms import LongerSide
 
     images = load("folder", root, "train")
     with Pipeline(images, LongerSide(24, flip=True), workers=0) as pipeline:
-        example, share = PixelFeed(pipeline).example()
+        example, share = largest_input(config, make_embedder(config.model, 0), images)
         pixels = [np.asarray(pipeline.load([index]).images[0]).size / 3 for index in range(len(images))]
     assert example.shape == (1, 3, 24, 24)
     assert share == pytest.approx(np.mean(pixels) / 24**2)
@@ -151,7 +153,7 @@ def test_two_processes_train_and_validate_as_one(tmp_path: Path) -> None:
     assert (first.code, second.code) == (0, 0), (first, second)
     assert "8 on each of 2 processes" in first.out
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "alone"), abs=1e-3)
-    from recollect.training.run_folder import RunFolder
+    from recollect.training.run import RunFolder
 
     outcome = RunFolder(tmp_path / "two").read_manifest()["outcome"]
     assert outcome["metrics"]["val"] == pytest.approx(alone.metrics["val"], abs=0.02)

@@ -31,14 +31,14 @@ from recollect.cli.options import (
     given,
     print_json,
     remarks_aside,
+    show_plan,
 )
 from recollect.common.errors import ConfigError
 from recollect.common.text import printable
 from recollect.config.schema import PANELS, Config, meanings
 
 if TYPE_CHECKING:
-    from recollect.training.estimate import Plan
-    from recollect.training.trainer import Outcome
+    from recollect.training.run import Outcome
 
 _COMPLETIONS = {"model.init": complete_model, "loss.name": complete_loss, "run.loggers": complete_logger}
 _SETTINGS: dict[str, str] = {}
@@ -174,17 +174,9 @@ def train(
     else:
         config = recollect.resolve(recipe or default_recipe(data, root), values, data=data, root=root)
     if plan:
-        _show_plan(*recollect.plan(config), as_json)
+        show_plan(recollect.plan(config), as_json)
     else:
         _show(recollect.train(config, out), as_json)
-
-
-def _show_plan(plan: Plan, lines: list[str], as_json: bool) -> None:
-    if as_json:
-        reasons = [line.removeprefix("chosen").strip() for line in lines if line.startswith("chosen")]
-        print_json({**plan.as_dict(), "chosen": reasons})
-    else:
-        typer.echo(printable("\n".join(lines)))
 
 
 def _show(outcome: Outcome, as_json: bool) -> None:

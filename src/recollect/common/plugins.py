@@ -1,10 +1,10 @@
 """Code from outside the package, chosen by name: ``package.module:attribute``, ``path/file.py:attribute``, entry points.
 
-If a setting names a loss, a data set, a backbone, an augmentation, a metric, a logger or a store that its registry does
-not know, the registry calls ``load``. Loading a reference runs the code it names, as importing does. So a reference is
-followed if the user gives it: on the command line, in Python, or in a recipe that the user names. References read from a
-run or a saved embedder may come from someone else: ``mark_untrusted`` marks them, and a marked reference is refused unless the
-user trusts it (``--trust``, ``trusting``).
+If a setting names a loss, a data set, a backbone, an augmentation, a metric, an optimizer, a logger or a store that its
+registry does not know, the registry calls ``load``. Loading a reference runs the code it names, as importing does. So a
+reference is followed if the user gives it: on the command line, in Python, or in a recipe that the user names. References read
+from a run or a saved embedder may come from someone else: ``mark_untrusted`` marks them, and a marked reference is refused
+unless the user trusts it (``--trust``, ``trusting``).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ GROUPS = {
     "augmentation": "recollect.augmentations",
     "metric": "recollect.metrics",
     "logger": "recollect.loggers",
+    "optimizer": "recollect.optimizers",
     "store": "recollect.stores",
 }
 """Kinds of things, and the entry-point group with which an installed package adds names to each."""

@@ -40,15 +40,15 @@ with every image, N · Σ n² comparisons for classes of n images, at about 2 ns
 
 
 @dataclass(frozen=True)
-class Choice:
+class AutoSetting:
     """An automatic setting, its value, and the reason."""
 
-    key: str
+    name: str
     value: Any
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.key} = {self.value}: {self.reason}"
+        return f"{self.name} = {self.value}: {self.reason}"
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -65,7 +65,9 @@ def is_pretrained(model: ModelConfig) -> bool:
     return bool(find(model.init).pretrained) and model.weights != "none"
 
 
-def settle(config: Config, images: ImageSet, device: torch.device, pretrained: bool) -> tuple[Config, list[Choice]]:
+def resolve_auto(
+    config: Config, images: ImageSet, device: torch.device, pretrained: bool
+) -> tuple[Config, list[AutoSetting]]:
     """``config`` with every ``"auto"`` replaced (except ``batch.chunk``, which is measured), and the choices made.
 
     Args:
@@ -78,11 +80,11 @@ def settle(config: Config, images: ImageSet, device: torch.device, pretrained: b
         DataError: nothing can be learned from the images: one class, or no class with two images.
     """
     _refuse_hopeless(images, validated=config.data.validation in ("paper", "random"))
-    choices: list[Choice] = []
+    choices: list[AutoSetting] = []
 
     def choose(part: str, name: str, value: Any, reason: str) -> None:
         nonlocal config
-        choices.append(Choice(f"{part}.{name}", value, reason))
+        choices.append(AutoSetting(f"{part}.{name}", value, reason))
         config = _with(config, part, name, value)
 
     if config.model.freeze == "auto":

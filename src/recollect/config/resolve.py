@@ -374,7 +374,7 @@ def brief(value: Any) -> str:
 def with_names(config: Config, change: Callable[[str], str]) -> Config:
     """``config`` with ``change`` applied to every name that can be a reference, names among a loss's options included."""
     data, model, loss, run = config.data, config.model, config.loss, config.run
-    names = (data.name, data.augmentation, model.init, loss.name, run.select, *run.loggers)
+    names = (data.name, data.augmentation, model.init, loss.name, config.optimizer.name, run.select, *run.loggers)
     if not any(":" in name for name in names) and not loss.options:
         return config  # only names of recollect and of installed packages
     return replace(
@@ -382,6 +382,7 @@ def with_names(config: Config, change: Callable[[str], str]) -> Config:
         data=replace(data, name=change(data.name), augmentation=change(data.augmentation)),
         model=replace(model, init=change(model.init)),
         loss=replace(loss, name=change(loss.name), options=plugins.in_strings(loss.options, change)),
+        optimizer=replace(config.optimizer, name=change(config.optimizer.name)),
         run=replace(
             run,
             select=change(run.select),

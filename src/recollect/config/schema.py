@@ -224,8 +224,8 @@ class BatchConfig:
 class OptimizerConfig:
     """The optimizer and its schedule."""
 
-    name: Literal["adam", "adamw", "sgd"] = "adam"
-    """The optimizer."""
+    name: str = "adam"
+    """The optimizer: ``adam``, ``adamw``, ``sgd``, or your own as ``package.module:name`` or ``my.py:name``."""
     lr: float | Auto = setting(1e-4, 0, 1000, above=True, panel=STEPS)
     """Learning rate. ``"auto"``: 1e-4 for pre-trained weights (the released setting for ResNets), 1e-3 for a network
     trained from scratch; with a frozen part, chosen on validation classes."""

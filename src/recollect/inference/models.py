@@ -4,7 +4,7 @@
 is incomplete, it is refused and never replaced by other weights. For an unfinished run it uses the last checkpoint, and
 ``remark`` says so. For a name it opens the pre-trained network without training, as in the recipes of *init* rows.
 ``load_initial_model`` returns the weights that a run started from. ``load``, ``embed`` and ``export_onnx`` are functions of
-the Python API. ``training/run_folder.py`` writes what ``RunFiles`` reads.
+the Python API. ``training/run.py`` writes what ``RunFiles`` reads.
 """
 
 from __future__ import annotations

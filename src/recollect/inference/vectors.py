@@ -29,7 +29,7 @@ from recollect.data.transforms import Transform
 from recollect.inference.store import PART, Keys, Places, Rows, VectorStore, allocated, content_keys, weights_digest
 from recollect.models import Embedder
 from recollect.models.backbones import NativePool, refusing_narrow
-from recollect.step.model_inputs import take_rows
+from recollect.step.large_batch import take_rows
 
 BATCH = 64
 """Images in the network at once, at most (``Embedder.images_at_once``). Fixed, because rounding depends on it."""

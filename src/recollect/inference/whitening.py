@@ -1,7 +1,7 @@
 """Images to learn a whitening from, and the whitening as a last layer, before or after training.
 
 Pairs of images that match come from the lists of SfM-120k or from labels, two images of one class being a pair.
-``training/last_layer.py`` starts a last layer that way; ``add_last_layer`` gives a trained network without one its
+``training/head.py`` starts a last layer that way; ``add_last_layer`` gives a trained network without one its
 whitening afterwards, as in the rows that the paper marks with an asterisk.
 """
 

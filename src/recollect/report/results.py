@@ -48,7 +48,7 @@ from recollect.inference.training_record import (
 )
 from recollect.inference.vectors import embed_set, files_left_out
 from recollect.search.encoder import fingerprint
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 
 LIMIT = 4000
 """Images in galleries, the map and pairwise checks by default."""
@@ -595,7 +595,7 @@ def settings_of(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
 def _asked(run: Run) -> dict[str, str]:
     """The settings as the user asked for them: what was chosen by trials is "auto"."""
     made = run.manifest.get("choices")
-    chosen = {str(choice).split(" = ")[0] for choice in made} if isinstance(made, list) else set[str]()
+    chosen = {str(choice["name"]) for choice in made or () if isinstance(choice, dict) and "name" in choice}
     if chosen & _LENGTH:
         chosen |= _LENGTH
     chosen &= {*_BY_TRIALS}

@@ -1,6 +1,6 @@
 """The large-batch step: the exact gradient of any loss over a batch of any size. Usable without the rest of recollect.
 
-Start with ``large_batch.py``; ``chunking.py`` finds how many images fit at once, ``team.py`` joins several processes.
+Start with ``large_batch.py``; ``distributed.py`` joins several processes.
 """
 
 from __future__ import annotations

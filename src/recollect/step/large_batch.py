@@ -11,16 +11,22 @@ separately. So (multistage back-propagation):
 The last chunk keeps its graph in 1 and is not embedded again in 3, so n chunks cost (4n − 1)/3n of one plain step when
 a backward pass costs two forwards, and a batch that fits into one chunk costs exactly one plain step.
 
-Everything that trains goes through this file. Memory for ``"auto"`` is in ``chunking.py``, communication between processes in
-``team.py``. Invariant: the gradient equals that of one ordinary backward pass (tests/step).
+Everything that trains goes through this file. Communication between processes is in ``distributed.py``. Invariant: the gradient
+equals that of one ordinary backward pass (tests/step).
+
+How many images pass through the network at once follows, for ``"auto"``, from the memory of one image's graph (measured on a
+few images) and the free memory. It is tried once with a forward and a backward pass, halved until that no longer runs out of
+memory, and remembered with the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -28,10 +34,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.step.chunking import fitting_chunk
-from recollect.step.model_inputs import Images, call_model, count_rows, describe, first_tensor, take_rows, tensors_of
-from recollect.step.randomness import random_state, set_random_state, shared_randomness
-from recollect.step.team import Team
+from recollect.common.machine import forward_work, threads_for
+from recollect.step.distributed import Processes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -49,7 +53,7 @@ class StepInfo:
     gradient_norms: Tensor = field(default_factory=lambda: torch.empty(0))
     """For each image of this process, the norm of the loss's gradient with respect to its embedding."""
 
-    def light_share(self, share: float = 0.01) -> float:
+    def negligible_share(self, share: float = 0.01) -> float:
         """The share of images whose gradients together make up at most ``share`` of the sum of all norms."""
         return 1.0 - float(_matters(self.gradient_norms, share).float().mean())
 
@@ -63,7 +67,7 @@ def large_batch_step(
     *,
     autocast: torch.dtype | None = None,
     scaler: torch.amp.GradScaler | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | Processes | None = None,
     skip_share: float = 0.0,
     info: StepInfo | None = None,
 ) -> Tensor:
@@ -112,7 +116,7 @@ def large_batch_step(
     info.reembedded = info.skipped = 0
     check_trainable_in_chunks(model)
     device = next((parameter.device for parameter in model.parameters()), first_tensor(images).device)
-    total, team = count_rows(images, labels), Team.of(group)
+    total, processes = count_rows(images, labels), group if isinstance(group, Processes) else Processes.of(group)
     if not 0.0 <= skip_share < 1.0:
         raise ConfigError(f"skip_share must be at least 0 (exact) and below 1, not {skip_share}.")
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
@@ -133,12 +137,12 @@ def large_batch_step(
     chunks = [slice(start, min(start + chunk_size, total)) for start in range(0, total, chunk_size)]
     info.chunk_size = min(chunk_size, total)
 
-    shares = hasattr(loss, "share") and team.size > 1
+    shares = hasattr(loss, "share") and processes.size > 1
     own = list(loss.parameters()) if isinstance(loss, nn.Module) else []
-    with team.summed_gradients(chain(model.parameters(), own)):
+    with processes.summed_gradients(chain(model.parameters(), own)):
         embeddings, last, states = _embed(forward, chunks, model, device)
-        value, gradient = _loss_and_gradient(loss, embeddings, labels.to(device), scaler, team, device)
-        if not shares and team.rank > 0:
+        value, gradient = _loss_and_gradient(loss, embeddings, labels.to(device), scaler, processes, device)
+        if not shares and processes.rank > 0:
             # A loss computed completely by every process gives each the whole gradient of its parameters. On a GPU the last
             # digits differ, and copies would drift apart: all use the first process's gradient.
             for parameter in own:
@@ -175,17 +179,17 @@ def _loss_and_gradient(
     embeddings: Tensor,
     labels: Tensor,
     scaler: torch.amp.GradScaler | None,
-    team: Team,
+    processes: Processes,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """The loss of all processes' embeddings, and its (scaled) gradient with respect to this process's own."""
-    batch = team.gather(embeddings, labels)
+    batch = processes.gather(embeddings, labels)
     leaf = batch.embeddings.detach().requires_grad_()
     # Losses that draw from the global generator must draw the same everywhere.
     with shared_randomness(batch.seed, device), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-        shares = hasattr(loss, "share") and team.size > 1
+        shares = hasattr(loss, "share") and processes.size > 1
         value = (
-            loss.share(leaf, batch.labels, team.rank, team.size)  # type: ignore[attr-defined]
+            loss.share(leaf, batch.labels, processes.rank, processes.size)  # type: ignore[attr-defined]
             if shares
             else loss(leaf, batch.labels)
         )
@@ -195,7 +199,7 @@ def _loss_and_gradient(
             (value if scaler is None else scaler.scale(value)).backward()
     value, gradient = value.detach(), torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
     if shares:
-        gradient, value = team.sum_with_value(gradient, value)
+        gradient, value = processes.sum_with_value(gradient, value)
     return value, gradient[batch.start : batch.start + len(embeddings)]
 
 
@@ -265,17 +269,16 @@ def check_trainable_in_chunks(model: nn.Module) -> None:
             )
 
 
-def find_chunk(model: nn.Module, images: Images, autocast: torch.dtype | None = None, limit: int | None = None) -> int:
+def find_chunk(model: nn.Module, images: Images, autocast: torch.dtype | None = None) -> int:
     """The chunk size that ``"auto"`` chooses for such images; found once, then remembered with the model.
 
     Args:
         model: the network on its device.
         images: as for ``large_batch_step``; only their shapes matter.
         autocast: as for ``large_batch_step``.
-        limit: the number of images, if not all of the given ones.
     """
     device = next((parameter.device for parameter in model.parameters()), first_tensor(images).device)
-    total = limit or len(images if isinstance(images, list) else first_tensor(images))
+    total = len(images if isinstance(images, list) else first_tensor(images))
     if isinstance(images, list):
         # Where sizes differ, a chunk must fit even if all its images are as large as the largest.
         images = [max(images, key=Tensor.numel)] * total
@@ -293,3 +296,252 @@ def find_chunk(model: nn.Module, images: Images, autocast: torch.dtype | None = 
     some = images[:1] if isinstance(images, list) else [tensor[0] for tensor in tensors_of(images)]
     shapes = tuple((tensor.shape, tensor.dtype) for tensor in some)
     return fitting_chunk(model, forward, total, device, (shapes, autocast, device, model.training, trained))
+
+
+# Images in the network at once, and threads ----------------------------------------------------------------------------
+
+CPU_BUDGET = 1 << 30
+"""Bytes of saved activations per chunk on a CPU, where running out of memory ends the process without a message."""
+
+CUDA_SHARE = 0.7
+"""Share of the free GPU memory that a chunk's saved activations may take; backward needs some more."""
+
+_PROBE = 4  # images measured, and half as many: enough to separate what grows with the batch from what does not
+_OPERATIONS_BESIDE = 50  # roughly those of a rank loss on one tile and of an optimizer
+
+
+@dataclass(frozen=True)
+class GraphWeight:
+    """The memory that the graph of some images holds until its backward pass, in bytes."""
+
+    fixed: float
+    """Independent of the number of images, such as weights cast to another precision."""
+    each: float
+    """Per image."""
+
+
+@dataclass
+class _Memory:
+    """Measurements of one model on one kind of input."""
+
+    capacity: int
+    proven: int = 0
+
+
+_remembered: WeakKeyDictionary[nn.Module, dict[Hashable, _Memory]] = WeakKeyDictionary()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is an out-of-memory error of the device or the machine."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("not enough memory" in text or "out of memory" in text)
+
+
+def out_of_memory(error: BaseException, chunk: int) -> ConfigError:
+    """What to do about an error of ``is_out_of_memory``, with ``chunk`` images in the network at once."""
+    half = max(1, chunk // 2)
+    return ConfigError(
+        f"out of memory with {chunk} images in the network at once ({str(error).splitlines()[0]}) Set "
+        f"batch.chunk to {half} (--set batch.chunk={half}): the result stays the same. If that does not help: "
+        "run.precision=bf16, a smaller model.image_size, or a smaller batch.size."
+    )
+
+
+def graph_weight(forward: Callable[[int], Tensor], model: nn.Module, count: int = _PROBE) -> GraphWeight:
+    """The memory of a graph, estimated from graphs of ``count`` images and of half as many.
+
+    Args:
+        forward: embeds the given number of first images.
+        model: its parameters are not counted, since they are in memory anyway.
+        count: how many images to measure. With one image the fixed part is unknown, so all of it counts as per image.
+    """
+    whole = _held(forward, model, count)
+    half = count // 2
+    each = (whole - _held(forward, model, half)) / (count - half) if half else whole
+    return GraphWeight(max(whole - count * each, 0.0), each) if each > 0 else GraphWeight(0.0, whole / count)
+
+
+def _held(forward: Callable[[int], Tensor], model: nn.Module, count: int) -> float:
+    known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    known |= {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
+    saved: dict[int, int] = {}
+
+    def weigh(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
+        kept = forward(count)  # alive while it is weighed: a freed storage's address would be reused and counted once
+    del kept
+    return float(sum(saved.values()))
+
+
+def fitting_chunk(
+    model: nn.Module, forward: Callable[[int], Tensor], total: int, device: torch.device, key: Hashable
+) -> int:
+    """The number of images to embed at once: ``total`` if all fit.
+
+    Args:
+        model: the network; the answer is remembered with it.
+        forward: embeds the given number of first images of the batch, without changing random states.
+        total: number of available images.
+        device: where the network is.
+        key: what distinguishes this kind of input: shapes, types, precision.
+
+    Raises:
+        ConfigError: not even one image fits.
+    """
+    memories = _remembered.setdefault(model, {})
+    if key not in memories:
+        weight = graph_weight(forward, model, min(total, _PROBE))
+        memories[key] = _Memory(capacity=max(1, int((_budget(device) - weight.fixed) / max(weight.each, 1.0))))
+    memory = memories[key]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    while min(total, memory.capacity) > memory.proven:
+        chunk = min(total, memory.capacity)
+        try:
+            with torch.enable_grad():  # one forward and backward pass, whose gradients are discarded
+                embeddings = forward(chunk)
+                if embeddings.requires_grad:
+                    torch.autograd.grad(embeddings, parameters, torch.zeros_like(embeddings), allow_unused=True)
+            memory.proven = chunk
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if chunk == 1:
+                raise ConfigError(
+                    f"not even one image fits into the memory of {device} ({error}). Use smaller images (image_size), "
+                    "a smaller model, or a lower precision (bf16)."
+                ) from error
+            memory.capacity = chunk // 2
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return min(total, memory.capacity)
+
+
+def _budget(device: torch.device) -> float:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return (free + cached) * CUDA_SHARE
+    return float(CPU_BUDGET)
+
+
+def step_threads(network: nn.Module, inputs: Tensor, batch: int, chunk: int) -> int:
+    """Threads for a step on ``batch`` images; follows from the configuration and the number of threads torch has.
+
+    A last layer on features of 1,280 dimensions gets a second thread from about 1,100 vectors per step; a network on
+    images nearly always gets all threads.
+
+    Args:
+        network: the part that is trained; threads matter on the CPU only.
+        inputs: one or more of its largest inputs.
+        batch: images of this process.
+        chunk: images in the network at once.
+    """
+    if any(parameter.device.type != "cpu" for parameter in network.parameters()):
+        return torch.get_num_threads()
+    work = forward_work(network, inputs[:1])
+    # A backward pass costs two forwards.
+    multiply_adds = 3 * batch * work.multiply_adds
+    operations = 3 * work.operations * -(-batch // chunk) + _OPERATIONS_BESIDE
+    return threads_for(multiply_adds, operations)
+
+
+# Inputs of a network: one tensor, several, or a list of images of different sizes --------------------------------------
+
+Images = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | list[Tensor]
+
+
+def tensors_of(images: Images) -> list[Tensor]:
+    """The tensors of an input, in order."""
+    if isinstance(images, Tensor):
+        return [images]
+    return list(images.values()) if isinstance(images, Mapping) else list(images)
+
+
+def first_tensor(images: Images) -> Tensor:
+    """The first tensor; raises an error if the input is something else."""
+    tensors = tensors_of(images)
+    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        raise InputError(f"images must be a tensor, or a tuple, dict or list of tensors, not {describe(images)}.")
+    return tensors[0]
+
+
+def count_rows(images: Images, labels: Tensor) -> int:
+    """The number of images; raises an error if it differs from the number of labels."""
+    counts = {len(images)} if isinstance(images, list) else {len(tensor) for tensor in tensors_of(images)}
+    if counts != {len(labels)} or not len(labels):
+        raise InputError(
+            f"give one label per image, and at least one image: there are {sorted(counts)} images and {len(labels)} labels."
+        )
+    return len(labels)
+
+
+def take_rows(images: Images, rows: slice | Tensor, device: torch.device) -> Images:
+    """Some of the images, on ``device``."""
+
+    def some(tensor: Tensor) -> Tensor:
+        taken = tensor[rows if isinstance(rows, slice) else rows.to(tensor.device)]
+        return taken.to(device, non_blocking=True)
+
+    if isinstance(images, Tensor):
+        return some(images)
+    if isinstance(images, Mapping):
+        return {name: some(tensor) for name, tensor in images.items()}
+    if isinstance(images, list):
+        chosen = images[rows] if isinstance(rows, slice) else [images[row] for row in rows.tolist()]
+        return [image.to(device, non_blocking=True) for image in chosen]
+    return tuple(some(tensor) for tensor in images)
+
+
+def call_model(model: nn.Module, images: Images) -> Any:
+    """``model(images)``, with a tuple or dict as its arguments."""
+    if isinstance(images, Mapping):
+        return model(**images)
+    return model(*images) if isinstance(images, tuple) else model(images)
+
+
+def describe(value: object) -> str:
+    """A value in a few words, for messages."""
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+# Torch's random states -------------------------------------------------------------------------------------------------
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """The states of the generators that a network on ``device`` draws from by default."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    elif device.type == "mps":
+        states.append(torch.mps.get_rng_state())
+    return states
+
+
+def set_random_state(device: torch.device, states: list[Tensor]) -> None:
+    """Restore what ``random_state`` returned."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
+    elif device.type == "mps":
+        torch.mps.set_rng_state(states[1])
+
+
+@contextmanager
+def shared_randomness(seed: int | None, device: torch.device) -> Iterator[None]:
+    """The same random numbers on every process inside the block; each process's own stream continues after it."""
+    if seed is None:
+        yield
+        return
+    state = random_state(device)
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        set_random_state(device, state)

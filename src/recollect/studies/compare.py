@@ -19,7 +19,7 @@ from typing import Any
 from recollect.common import plugins
 from recollect.common.errors import ConfigError
 from recollect.common.reading import parse_yaml
-from recollect.config.automatic import PAPER_BATCH, choose_device, is_pretrained, settle
+from recollect.config.automatic import PAPER_BATCH, choose_device, is_pretrained, resolve_auto
 from recollect.config.resolve import resolve, with_data
 from recollect.data import only_splits
 from recollect.report.page import check_target
@@ -36,7 +36,7 @@ from recollect.studies.protocol import (
 )
 from recollect.studies.runner import run_matrix
 from recollect.studies.summary import LossComparison, PlannedComparison
-from recollect.training.build import built, load_sets, make_loss
+from recollect.training.build import build, load_sets, make_loss, prepared
 from recollect.training.trainer import plan
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def plan_comparison(
     chosen = parse_losses(losses)
     train = load_sets(replace(config, run=replace(config.run, watch_test=False, verdict=False))).train
     device = choose_device(config.run.device)
-    settled, _ = settle(config, train, device, is_pretrained(config.model))
+    settled, _ = resolve_auto(config, train, device, is_pretrained(config.model))
     batch, each = settled.batch.size, settled.batch.samples_per_class
     if not isinstance(batch, int):
         batch = each * max(2, min(usable_classes(settled.batch, train.class_sizes), PAPER_BATCH // each))
@@ -193,7 +193,7 @@ def _timed(planned: PlannedComparison) -> PlannedComparison:
         if cell.trains:
             config = resolve(cell.bench.recipe, Run(cell, Path(), rate=cell.bench.rates[0]).settings())
             with only_splits(config.data.train_split):
-                times.append(plan(config)[0].time)
+                times.append(plan(config))
     return replace(
         planned,
         run_seconds=sum(time.seconds - time.seconds_features for time in times) / len(times),
@@ -265,5 +265,5 @@ def _compute_features(planned: PlannedComparison) -> None:
         return
     cell = planned.cells[0]
     run = Run(cell, Path(), seed=1, rate=cell.bench.rates[0], steps=1)
-    with built(resolve(cell.bench.recipe, run.settings())) as training:
-        training.prepare()
+    with prepared(resolve(cell.bench.recipe, run.settings())) as setup:
+        build(setup).close()

@@ -21,7 +21,7 @@ from recollect.config.resolve import resolve
 from recollect.report.page import write_report
 from recollect.studies.runner import begin_or_resume, has_diverged
 from recollect.training.callbacks import TrainingStoppedError
-from recollect.training.run_folder import refuse_used
+from recollect.training.run import refuse_used
 
 logger = logging.getLogger(__name__)
 STEPS = 150

@@ -30,7 +30,7 @@ from typing import Any
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.files import sha256, write_json
 from recollect.common.reading import read_json
-from recollect.config.automatic import choose_device, is_pretrained, settle
+from recollect.config.automatic import choose_device, is_pretrained, resolve_auto
 from recollect.config.resolve import CHANGEABLE, as_mapping, differences, resolve, with_settings
 from recollect.config.schema import BatchConfig, Config
 from recollect.data import ImageSet, class_disjoint_split, load, only_splits
@@ -42,7 +42,7 @@ from recollect.models.zoo import find
 from recollect.studies.space import Parameter, Space, as_settings, corners, default_space, read_space
 from recollect.training.batches import make_sampler
 from recollect.training.build import load_split, make_loss
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 
 LOCAL = (
     "model.weights", "run.tensorboard", "run.loggers", "run.logger_options", "run.checkpoint_minutes",
@@ -230,17 +230,17 @@ def _validated_by_classes(config: Config, remarks: list[str]) -> Config:
 def _settled(config: Config, images: ImageSet, remarks: list[str]) -> Config:
     """The recipe without any ``"auto"``; with a remark if ``recollect train`` would take no step with so few images."""
     device, pretrained = choose_device(config.run.device), is_pretrained(config.model)
-    base, choices = settle(config, images, device, pretrained)
+    base, choices = resolve_auto(config, images, device, pretrained)
     if base.run.steps != 0:
         return base
     # With a learning rate that is set, the length is that of a training.
     lasting = replace(config, optimizer=replace(config.optimizer, lr=base.optimizer.lr))
-    reason = next(choice.reason for choice in choices if choice.key == "run.steps")
+    reason = next(choice.reason for choice in choices if choice.name == "run.steps")
     remarks.append(
         f"recollect train would take no step here ({reason.partition(';')[0]}): compare the test with that of recollect "
         "train."
     )
-    return settle(lasting, images, device, pretrained)[0]
+    return resolve_auto(lasting, images, device, pretrained)[0]
 
 
 def _weights(config: Config) -> str:

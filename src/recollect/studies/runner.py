@@ -38,9 +38,9 @@ from recollect.config.schema import Config
 from recollect.data import only_splits
 from recollect.studies.protocol import Cell, Matrix, Run, check_settings
 from recollect.training.callbacks import Callback, TrainingStoppedError
-from recollect.training.run_folder import RunFolder
-from recollect.training.trainer import Outcome, train
-from recollect.training.validation import merit
+from recollect.training.judging import merit
+from recollect.training.run import Outcome, RunFolder
+from recollect.training.trainer import train
 
 logger = logging.getLogger(__name__)
 Objective = Callable[[Any, int], float | None]

@@ -26,7 +26,7 @@ from recollect.common.text import in_decimals, in_words, number_of
 from recollect.config.schema import Config
 from recollect.studies.protocol import Cell, Matrix, Protocol, RateChoice, Run, failure_of, outcome_of
 from recollect.studies.runner import TrialQueue, is_abandoned
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 
 _STATES = {"COMPLETE": "done", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "queued"}
 MIN_FOR_IMPORTANCE = 20

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,8 +42,8 @@ from recollect.studies.summary import StudyResults, TrialRecord, read_results, w
 from recollect.training import trainer
 from recollect.training.build import load_split
 from recollect.training.callbacks import Callback, TrainingStoppedError
-from recollect.training.estimate import Plan, few_queries
-from recollect.training.run_folder import RunFolder, now
+from recollect.training.plan import Plan, few_queries
+from recollect.training.run import RunFolder, now
 
 logger = logging.getLogger(__name__)
 
@@ -352,7 +352,7 @@ class PlannedTuning:
 
     Attributes:
         protocol: what is searched, and on which classes. folder: of the study.
-        typical: a trial in the middle of the search space, and ``trial`` its plan; ``said``: that plan in words.
+        typical: a trial in the middle of the search space, and ``trial`` its plan.
     """
 
     protocol: Protocol
@@ -362,20 +362,23 @@ class PlannedTuning:
     pruner: str
     typical: Mapping[str, Value]
     trial: Plan
-    said: Sequence[str]
 
     @property
     def seconds(self) -> float:
         """About how long all trials take."""
-        return self.trial.time.seconds * self.trials
+        return self.trial.seconds * self.trials
 
     def lines(self) -> list[str]:
         """The plan in words, one line each."""
         length = f"{in_words(self.seconds)} for {number_of(self.trials, 'trial')}"
         return [
             *study_lines(self.protocol, self.folder, self.trials, self.sampler, self.pruner),
-            *(line for line in self.said if line.startswith(("model", "batch", "chunk", "machine"))),
-            f"a trial    of {self.typical['epochs']} epochs is {number_of(self.trial.length.steps, 'step')}",
+            *(
+                f"{name:<10} {text}"
+                for name, text in self.trial.rows()
+                if name in ("model", "batch", "chunk", "machine")
+            ),
+            f"a trial    of {self.typical['epochs']} epochs is {number_of(self.trial.steps, 'step')}",
             f"time       about {length}; then one training on all training classes, and the test",
         ]
 
@@ -424,8 +427,8 @@ def plan_tuning(
     protocol = read_protocol(config, space)
     middle = {name: _middle(parameter) for name, parameter in protocol.space.items()}
     with only_splits(config.data.train_split):
-        trial, said = trainer.plan(trial_config(protocol, as_settings(middle)))
-    return PlannedTuning(protocol, study_folder(config, out), trials, sampler, pruner, middle, trial, said)
+        trial = trainer.plan(trial_config(protocol, as_settings(middle)))
+    return PlannedTuning(protocol, study_folder(config, out), trials, sampler, pruner, middle, trial)
 
 
 def _middle(parameter: Parameter) -> Value:

@@ -1,58 +1,225 @@
-"""Builds everything a training needs from a configuration: images, network, loss, batches, optimizer.
+"""Builds everything a training needs from a configuration and the objects passed in Python.
 
-``build`` loads the images, chooses the automatic settings from them, and makes everything else from the resolved
-configuration. It is the only file of this package that calls the constructors of models, losses and data. Everything is
-seeded here, so two processes, or one process twice, build the same.
+``prepare`` loads the images, resolves ``"auto"`` from them and makes the network; ``plan.py`` and ``head.py`` work on its
+``Setup``. ``build`` then makes loss, batches and optimizer from the final settings, once. This is the only file of the package
+that calls the constructors of models, losses and data. Everything is seeded here, so two processes, or one process twice,
+build the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recollect.common import plugins
-from recollect.common.errors import ConfigError, DataError
+from recollect.common.errors import ConfigError, DataError, DataWarning, InputError, WeightsError
+from recollect.common.files import sha256
 from recollect.common.images import BadImage, set_max_pixels
-from recollect.config.automatic import Choice, choose_device, is_pretrained, settle, too_few
-from recollect.config.schema import Config, DataConfig
+from recollect.config.automatic import AutoSetting, choose_device, is_pretrained, resolve_auto, too_few
+from recollect.config.resolve import default_recipe, parse_settings, resolve, with_changes, with_settings
+from recollect.config.schema import Config, DataConfig, ModelConfig
 from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
+from recollect.data.registry import find_source, is_source, refuse_two_meanings
+from recollect.data.sources.folder import listed_once
 from recollect.data.sources.revisited import SFM_NAME
-from recollect.inference.models import make_embedder
-from recollect.losses.matryoshka import prefix_lengths
+from recollect.inference.models import make_embedder, refuse_moved
+from recollect.inference.training_record import read_trained_on, refuse_foreign_images
+from recollect.losses.matryoshka import Matryoshka, prefix_lengths
 from recollect.losses.registry import create, describe
 from recollect.losses.trying_out import try_given, try_loss
 from recollect.models import Embedder
+from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
-from recollect.step import team as teams
-from recollect.step.chunking import step_threads
-from recollect.step.large_batch import check_trainable_in_chunks, find_chunk
-from recollect.step.team import Team
-from recollect.training.batches import Feed, Sampler, make_feed, make_sampler
-from recollect.training.checkpoint import Trained
-from recollect.training.given import Given
-from recollect.training.optimizer import make_optimizer
-from recollect.training.validation import Watched
+from recollect.step import distributed
+from recollect.step.distributed import Processes
+from recollect.step.large_batch import check_trainable_in_chunks, find_chunk, step_threads
+from recollect.training.batches import (
+    BatchSource,
+    Sampler,
+    Watched,
+    largest_input,
+    make_sampler,
+    make_source,
+    number_of_steps,
+)
+from recollect.training.optimizer import find_optimizer, make_optimizer
+from recollect.training.run import RunFolder, Trained, refuse_other_weights, resumed_config
 
-NOTHING = Given()
 _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The device, precision and processes of a training."""
+class PassedObjects:
+    """Objects passed to ``recollect.train`` in Python; None means it is made from the configuration.
 
-    device: torch.device
-    dtype: torch.dtype | None = None
-    """Type of autocast; None for float32."""
-    team: Team = field(default_factory=Team)
-    """The processes that share each batch."""
+    The configuration names each as ``given:…``, and the manifest records its class and code. Such a run is resumed in
+    Python, with the objects passed again.
+
+    Args:
+        loss: called as ``loss(embeddings, labels)``. Trained in place if it has parameters.
+        train_set, validation_set, test_set: images.
+        model: an embedder, or a backbone for an embedder. Trained in place.
+    """
+
+    loss: nn.Module | None = None
+    train_set: ImageSet | None = None
+    validation_set: ImageSet | None = None
+    test_set: ImageSet | None = None
+    model: nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        kinds: dict[str, type] = {"loss": nn.Module, "model": nn.Module}
+        for name, value in vars(self).items():
+            kind = kinds.get(name, ImageSet)
+            if value is not None and not isinstance(value, kind):
+                article = "an nn.Module or a name" if kind is nn.Module else "an ImageSet"
+                article += " or a name" if name == "train_set" else ""
+                raise InputError(f"{name} is a {type(value).__name__}: it must be {article}.")
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the passed model starts from trained weights."""
+        if isinstance(self.model, Embedder):
+            return self.model.config.provenance.file is not None
+        return bool(getattr(self.model, "pretrained", False))
+
+    def named(self, config: Config) -> Config:
+        """``config`` with a name for every passed object."""
+        if self.loss is not None and config.loss.dims:
+            raise ConfigError(
+                "loss.dims works with a loss by name only: use recollect.losses.Matryoshka(loss, dims), and remove it."
+            )
+        if self.loss is not None:
+            name = plugins.describe(self.loss, "loss").reference
+            config = replace(config, loss=replace(config.loss, name=name, options={}))
+        if self.train_set is not None:
+            name = plugins.describe(self.train_set, "data set", _word(self.train_set.name)).reference
+            config = replace(config, data=replace(config.data, name=name, root=None, options={}))
+        if isinstance(self.model, Embedder):
+            config = replace(config, model=_settings_of(self.model, config.model))
+        elif self.model is not None:
+            name = plugins.describe(self.model, "backbone").reference
+            size = config.model.image_size or 224
+            config = replace(config, model=replace(config.model, init=name, options={}, image_size=size))
+        if self.test_set is not None:
+            config = replace(config, run=replace(config.run, watch_test=True))
+        return config
+
+
+def _settings_of(embedder: Embedder, model: ModelConfig) -> ModelConfig:
+    """The settings that describe a passed embedder."""
+    made = embedder.config
+    taken = ("dim", "pooling", "p", "learn_p", "layer_norm", "l2_before_head", "batch_norm")
+    settings: dict[str, Any] = {name: getattr(made, name) for name in taken}
+    name = plugins.describe(embedder, "backbone", _word(made.init)).reference
+    size, resize = made.preprocessing.size, made.preprocessing.resize
+    return replace(model, init=name, options={}, weights=None, image_size=size, resize=resize, **settings)
+
+
+def _word(name: str) -> str:
+    return re.sub(r"\W", "_", name) or "images"
+
+
+# The configuration of a training ------------------------------------------------------------------------------------
+
+
+def objects_and_names(
+    loss: nn.Module | str | None,
+    train_set: ImageSet | str | Path | None,
+    validation_set: ImageSet | None,
+    test_set: ImageSet | None,
+    model: nn.Module | str | None,
+) -> tuple[PassedObjects, dict[str, str]]:
+    """The objects passed to ``train``, and the settings for those given by name."""
+    named = {key: name for key, name in (("loss.name", loss), ("model.init", model)) if isinstance(name, str)}
+    if isinstance(train_set, str | Path):
+        place = str(train_set)
+        refuse_two_meanings(place)
+        named |= {"data.name": place} if is_source(place) else {"data.name": "folder", "data.root": place}
+    objects = PassedObjects(
+        None if isinstance(loss, str) else loss,
+        None if isinstance(train_set, str | Path) else train_set,
+        validation_set,
+        test_set,
+        None if isinstance(model, str) else model,
+    )
+    return objects, named
+
+
+def training_config(
+    config: Config | str | Path | None,
+    settings: Mapping[str, Any] | Iterable[str],
+    named: Mapping[str, str],
+    run: RunFolder | None,
+    has_images: bool,
+) -> Config:
+    """The configuration for ``train``."""
+    if run is not None:
+        if config is not None:
+            raise ConfigError("a resumed run keeps its own settings: give either a configuration or a run to resume.")
+        resumed = resumed_config(run, settings)
+        return with_settings(resumed, named) if named else resumed
+    if config is None and not has_images and not settings and not named:
+        raise ConfigError("give either a configuration or a run to resume.")
+    pairs = {**parse_settings(settings), **named}
+    if isinstance(config, Config):
+        return with_settings(config, pairs) if pairs else config
+    return resolve(config if config is not None else default_recipe(has_images or None), pairs)
+
+
+def final_config(path: Path | str, settings: Mapping[str, Any] | Iterable[str] = ()) -> Config:
+    """The configuration of a training on all classes, with the settings of the run in ``path`` and its chosen step.
+
+    Args:
+        path: a finished run.
+        settings: changes to those that do not change what is trained: ``{"data.on_bad_image": "skip"}``.
+
+    Raises:
+        ConfigError: a run that is not finished, or of a data set that has no split with all classes; other settings; none
+            of the run's training images are there.
+        DataError: its images moved.
+
+    Example:
+        >>> config = final_config("run")
+        >>> config.data.train_split, config.run.steps
+        ('all', 1)
+    """
+    run = RunFolder.open(path)
+    config, outcome = run.read_config(), run.read_manifest().get("outcome")
+    if not isinstance(outcome, dict):
+        raise ConfigError(f"{path} is not finished, so its length is not known: recollect train --resume {path} first.")
+    if "all" not in find_source(config.data.name).splits:
+        raise ConfigError(f"{config.data.name} has no split with all classes, which --final needs.")
+    config = with_changes(config, settings, "--final takes its settings from the run")
+    refuse_moved(config.data)
+    data, model = replace(config.data, train_split="all", validation="none", validation_root=None), config.model
+    with contextlib.suppress(WeightsError):  # training says so, unless it downloads them or gets a model in Python
+        if (run.read_manifest().get("weights") or {}).get("sha256"):
+            file = obtain_weights(find(model.init), model.weights, download=False) if is_pretrained(model) else None
+            refuse_other_weights(run, None if file is None else sha256(file))
+    if (known := read_trained_on(run.path)) is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)  # training loads them again and says it
+            images = load_split(data, "all")
+        if (missing := refuse_foreign_images(run.path, known, images)) is not None:
+            warnings.warn(missing, DataWarning, stacklevel=2)
+    return replace(
+        config,
+        data=data,
+        run=replace(config.run, steps=int(outcome.get("chosen_step", 0)), epochs=None, watch_test=False, verdict=False),
+    )
+
+
+# Images -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -77,6 +244,56 @@ class Sets:
         return {name: images.fingerprint for name, images in named.items() if images is not None}
 
 
+def load_sets(config: Config, passed: PassedObjects | None = None) -> Sets:
+    """The image sets of ``config``; validation classes, if any, are removed from the training classes."""
+    data, passed = config.data, passed or PassedObjects()
+    set_max_pixels(data.max_pixels)
+    train = passed.train_set or load_split(data, data.train_split)
+    validation, benchmark = passed.validation_set, None
+    if validation is not None:
+        pass
+    elif data.validation == SFM_NAME:
+        benchmark = load_revisited(SFM_NAME, data.validation_root or data.root or ".")
+        validation = benchmark.database
+    elif data.validation != "none":
+        train, validation = class_disjoint_split(train, data.validation, config.run.seed)
+    test = passed.test_set or (load_split(data, data.test_split) if config.run.watch_test else None)
+    sets = Sets(train, validation, test, benchmark)
+    if not config.run.verdict or passed.model is not None:  # nothing to compare with
+        return sets
+    judged_on = test
+    if test is None and passed.train_set is None:
+        with contextlib.suppress(DataError):  # no test split is fine: there is then no verdict
+            judged_on = load_split(replace(data, on_bad_image="skip"), data.test_split)
+    if judged_on is None:
+        return sets
+    parts = [part for part in (train, validation) if part is not None and part.name == judged_on.name]
+    known = {name for part in parts for name in part.class_names}
+    new = [number for number, name in enumerate(judged_on.class_names) if name not in known]
+    shared = tuple(name for name in judged_on.class_names if name in known)
+    held_out = judged_on if not shared else judged_on.of_classes(new) if new else None
+    return replace(sets, held_out=held_out, shared_classes=shared)
+
+
+def load_split(data: DataConfig, split: str) -> ImageSet:
+    """A split of the images that settings name; missing ones are left out if ``on_bad_image`` is ``"skip"``."""
+    return load(data.name, data.root, split, on_bad_image=data.on_bad_image, **data.options)
+
+
+# Network, loss, batches, optimizer ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The device, precision and processes of a training."""
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+    """Type of autocast; None for float32."""
+    processes: Processes = field(default_factory=Processes)
+    """The processes that share each batch."""
+
+
 @dataclass(frozen=True)
 class Network:
     """The network and its trained part.
@@ -93,68 +310,59 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Batches:
-    """The batches of a training.
-
-    Args:
-        sampler: chooses the images.
-        feed: reads them.
-        size: images per step, over all processes.
-        chunk: images in the network at once, on this process. A resumed run keeps its original chunk size.
-        steps: number of steps. Exact for the paper's policy, whose epochs have equal length; approximate otherwise.
-        threads: number of torch's threads for a step.
-    """
-
-    sampler: Sampler
-    feed: Feed
-    size: int
-    chunk: int
-    steps: int
-    threads: int
-
-
-@dataclass(frozen=True)
-class Training:
-    """Everything a training needs, ready for its first step. ``trainer.py`` changes only the content of ``trained``."""
+class Setup:
+    """What a training is built from, before anything long is computed."""
 
     config: Config
-    """Resolved: nothing is ``"auto"`` except ``batch.chunk``, which is in ``batches``."""
-    choices: Sequence[Choice]
+    """Resolved: nothing is ``"auto"`` except ``batch.chunk``, which is ``chunk``."""
+    chosen: Sequence[AutoSetting]
+    undecided: frozenset[str]
+    """Settings that were ``"auto"`` and that can be chosen better from features (``head.py``); none for few images."""
+    passed: PassedObjects
     machine: Machine
     sets: Sets
     network: Network
-    batches: Batches
-    watched: Sequence[Watched]
-    trained: Trained
-    given_loss: nn.Module | None = None
-    """The loss, if it was passed in Python."""
-    left_open: frozenset[str] = frozenset()
-    """Settings that were ``"auto"`` and that can be chosen better from features (``last_layer.py``)."""
+    example: Tensor
+    """One input of the largest size, with a first dimension of 1."""
+    share: float
+    """Average size of an input relative to ``example``."""
+    chunk: int
+    """Images in the network at once, on this process. A resumed run keeps its original chunk size."""
+    threads: int
+    """Number of torch's threads for a step."""
 
     @property
-    def feeds(self) -> list[Feed]:
-        """All objects that read images."""
-        return [self.batches.feed, *(watched.feed for watched in self.watched)]
+    def batch_size(self) -> int:
+        """Images per step, over all processes."""
+        size = self.config.batch.size
+        return size if isinstance(size, int) else len(self.sets.train)
+
+
+@dataclass(frozen=True)
+class Training(Setup):
+    """Everything a training needs, ready for its first step. ``trainer.py`` changes only the content of ``trained``."""
+
+    source: BatchSource
+    sampler: Sampler
+    steps: int
+    watched: Sequence[Watched]
+    trained: Trained
 
     @property
     def skipped(self) -> dict[str, BadImage]:
         """Images that could not be read so far, on this process, by name."""
-        return {bad.name: bad for feed in self.feeds for bad in feed.bad_images}
-
-    def prepare(self) -> None:
-        """Compute features of a frozen part, after the plan is printed and before the run begins."""
-        for feed in self.feeds:
-            feed.prepare()
+        sources = [self.source, *(watched.source for watched in self.watched)]
+        return {bad.name: bad for source in sources for bad in source.bad_images}
 
     def close(self) -> None:
         """Stop the threads."""
-        for feed in self.feeds:
-            feed.close()
+        for source in (self.source, *(watched.source for watched in self.watched)):
+            source.close()
 
 
-@contextmanager
-def built(config: Config | None, given: Given = NOTHING) -> Iterator[Training]:
-    """``build`` on the device of ``config`` and the processes of ``torchrun``; closed at the end."""
+@contextlib.contextmanager
+def prepared(config: Config | None, passed: PassedObjects | None = None) -> Iterator[Setup]:
+    """``prepare`` on the device of ``config`` and the processes of ``torchrun``, which end with the block."""
     if config is None:
         raise ConfigError("no configuration was given: give a recipe or settings.")
     if config.run.epochs == 0:
@@ -162,130 +370,64 @@ def built(config: Config | None, given: Given = NOTHING) -> Iterator[Training]:
             f"{config.name} trains nothing (run.epochs 0): evaluate it with recollect eval --recipe {config.name}, or "
             "set run.epochs. --steps 0 keeps the last layer as it starts."
         )
+    passed = passed or PassedObjects()
     # Misspelt names are reported before images are read, which may take a while.
-    if given.loss is None:
+    if passed.loss is None:
         describe(config.loss.name)
-    if given.model is None:
+    if passed.model is None:
         find(config.model.init)
+    find_optimizer(config.optimizer.name)
     device = choose_device(config.run.device)
-    team = teams.start(device.type)
-    if device.type == "cuda" and team.size > 1:
+    processes = distributed.start(device.type)
+    if device.type == "cuda" and processes.size > 1:
         device = torch.device("cuda", torch.cuda.current_device())
     try:
-        training = build(config, device, team, given)
-        try:
-            yield training
-        finally:
-            training.close()
+        yield prepare(config, device, processes, passed)
     finally:
-        teams.stop()
+        distributed.stop()
 
 
-def build(config: Config, device: torch.device, team: Team, given: Given = NOTHING) -> Training:
-    """Build everything; after this call all settings are fixed.
+def prepare(config: Config, device: torch.device, processes: Processes, passed: PassedObjects | None = None) -> Setup:
+    """Load the images, resolve ``"auto"`` and make the network.
 
     Args:
-        config: the settings. device, team: where to run.
-        given: objects passed in Python.
+        config: the settings. device, processes: where to run.
+        passed: objects passed in Python.
 
     Raises:
         ConfigError: settings that are impossible on this machine or with these images.
     """
-    sets = load_sets(config, given)
-    left_open = frozenset(
-        key
-        for key, value in (
-            ("model.shrinkage", config.model.shrinkage),
-            ("optimizer.lr", config.optimizer.lr),
-            ("run.epochs", config.run.epochs if config.run.steps is None else None),
-        )
-        if value == "auto"
-    )
-    pretrained = is_pretrained(config.model) if given.model is None else given.pretrained
-    config, choices = settle(config, sets.train, device, pretrained)
-    if config.model.whitening == "all" and too_few(config, sets.train):
-        left_open = frozenset()
-    machine = Machine(device, _prepare_torch(config, device), team)
-    network = make_network(config, device, given.model)
-    check_trainable_in_chunks(network.trained)
-    network.trained.train()
-    classes, dim = len(sets.train.class_names), network.embedder.dim
-    made = given.loss
-    if made is None:
-        made = make_loss(config, classes, dim, sets.train.coarse_of_classes)
-    else:
-        each = config.batch.samples_per_class
-        try_given(made, type(made).__name__, dim, classes, samples_per_class=each, device=device)
-    loss = seeded(made, config.run.seed).to(device)
-    batches = _batches(config, sets.train, network, machine)
-    watched = [
-        watch(config, network, team, name, images, benchmark)
-        for name, images, benchmark in (("val", sets.validation, sets.benchmark), ("test", sets.test, None))
-        if images is not None
-    ]
-    trained = Trained(
-        model=network.embedder,
-        loss=loss,
-        optimizer=make_optimizer(config.optimizer, network.embedder, loss),
-        scaler=torch.amp.GradScaler(device.type, enabled=machine.dtype == torch.float16),
-        device=device,
-        team=team,
-    )
-    # All processes have built the same network; from here on they draw different random numbers (dropout).
-    torch.manual_seed(config.run.seed + 7919 * (team.rank + 1))
-    return Training(config, choices, machine, sets, network, batches, watched, trained, given.loss, left_open)
-
-
-def load_sets(config: Config, given: Given = NOTHING) -> Sets:
-    """The image sets of ``config``; validation classes, if any, are removed from the training classes."""
-    data = config.data
-    set_max_pixels(data.max_pixels)
-    train = given.train_set or load_split(data, data.train_split)
-    validation, benchmark = given.validation_set, None
-    if validation is not None:
-        pass
-    elif data.validation == SFM_NAME:
-        benchmark = load_revisited(SFM_NAME, data.validation_root or data.root or ".")
-        validation = benchmark.database
-    elif data.validation != "none":
-        train, validation = class_disjoint_split(train, data.validation, config.run.seed)
-    test = given.test_set or (load_split(data, data.test_split) if config.run.watch_test else None)
-    sets = Sets(train, validation, test, benchmark)
-    return _with_held_out(sets, _judged_on(config, given, test)) if config.run.verdict else sets
-
-
-def _with_held_out(sets: Sets, judged_on: ImageSet | None) -> Sets:
-    if judged_on is None:
-        return sets
-    parts = [part for part in (sets.train, sets.validation) if part is not None and part.name == judged_on.name]
-    known = {name for part in parts for name in part.class_names}
-    new = [number for number, name in enumerate(judged_on.class_names) if name not in known]
-    shared = tuple(name for name in judged_on.class_names if name in known)
-    held_out = judged_on if not shared else judged_on.of_classes(new) if new else None
-    return replace(sets, held_out=held_out, shared_classes=shared)
-
-
-def _judged_on(config: Config, given: Given, test: ImageSet | None) -> ImageSet | None:
-    """Images for the verdict; none if the starting network is not known, or if there are no test images."""
-    if test is not None or given.model is not None or given.train_set is not None:
-        return None if given.model is not None else test
-    with contextlib.suppress(DataError):  # a folder without a test split can be trained on too
-        return load_split(replace(config.data, on_bad_image="skip"), config.data.test_split)
-    return None
-
-
-def load_split(data: DataConfig, split: str) -> ImageSet:
-    """A split of the images that settings name; missing ones are left out if ``on_bad_image`` is ``"skip"``."""
-    return load(data.name, data.root, split, on_bad_image=data.on_bad_image, **data.options)
-
-
-def _prepare_torch(config: Config, device: torch.device) -> torch.dtype | None:
+    passed = passed or PassedObjects()
+    with listed_once():
+        sets = load_sets(config, passed)
+    open_settings = {
+        "model.shrinkage": config.model.shrinkage,
+        "optimizer.lr": config.optimizer.lr,
+        "run.epochs": config.run.epochs if config.run.steps is None else None,
+    }
+    undecided = frozenset(key for key, value in open_settings.items() if value == "auto")
+    pretrained = is_pretrained(config.model) if passed.model is None else passed.pretrained
+    config, chosen = resolve_auto(config, sets.train, device, pretrained)
+    if undecided and too_few(config, sets.train):
+        undecided = frozenset()
     if config.run.deterministic:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     if config.run.precision == "fp16" and device.type == "cpu":
         raise ConfigError("run.precision fp16 is for GPUs, but this runs on the CPU: use bf16 or fp32.")
-    return _PRECISIONS[config.run.precision]
+    machine = Machine(device, _PRECISIONS[config.run.precision], processes)
+    network = make_network(config, device, passed.model)
+    check_trainable_in_chunks(network.trained)
+    network.trained.train()
+    example, share = largest_input(config, network.embedder, sets.train, network.frozen)
+    size = config.batch.size if isinstance(config.batch.size, int) else len(sets.train)
+    mine, chunk = -(-size // processes.size), config.batch.chunk
+    # From the settings only: a resumed run keeps its number of threads, even if another chunk fits now.
+    threads = step_threads(network.trained, example, mine, mine if chunk == "auto" else chunk)
+    if chunk == "auto":
+        # One image repeated M times needs as much memory as M images at most, and needs no reading.
+        chunk = find_chunk(network.trained, example.expand(mine, *example.shape[1:]), machine.dtype)
+    return Setup(config, chosen, undecided, passed, machine, sets, network, example, share, min(chunk, mine), threads)
 
 
 def make_network(config: Config, device: torch.device, model: nn.Module | None = None) -> Network:
@@ -298,6 +440,61 @@ def make_network(config: Config, device: torch.device, model: nn.Module | None =
     embedder.freeze(upto)
     frozen, rest = embedder.split(upto)
     return Network(embedder, rest, frozen)
+
+
+def open_source(setup: Setup) -> BatchSource:
+    """The training images as batches. Features of a frozen part are computed here, unless they are stored."""
+    return make_source(
+        setup.config, setup.network.embedder, setup.sets.train, frozen=setup.network.frozen, training=True
+    )
+
+
+def build(setup: Setup, source: BatchSource | None = None) -> Training:
+    """Loss, batches and optimizer, from the final settings.
+
+    Args:
+        setup: see ``prepare``; ``head.choose_start`` has made its choices.
+        source: the training images, if ``open_source`` was called already.
+    """
+    config, machine, sets, network = setup.config, setup.machine, setup.sets, setup.network
+    source = source or open_source(setup)
+    watched = [
+        watch(config, network, machine.processes, name, images, benchmark)
+        for name, images, benchmark in (("val", sets.validation, sets.benchmark), ("test", sets.test, None))
+        if images is not None
+    ]
+    sampler = make_sampler(config, sets.train.labels)
+    trained = make_trained(setup, setup.passed.loss)
+    # All processes have built the same network; from here on they draw different random numbers (dropout).
+    torch.manual_seed(config.run.seed + 7919 * (machine.processes.rank + 1))
+    return Training(
+        **vars(setup),
+        source=source,
+        sampler=sampler,
+        steps=number_of_steps(config, sampler),
+        watched=watched,
+        trained=trained,
+    )
+
+
+def make_trained(setup: Setup, loss: nn.Module | None = None) -> Trained:
+    """The loss and the optimizer beside the network; ``loss``: one passed in Python."""
+    config, machine, train, embedder = setup.config, setup.machine, setup.sets.train, setup.network.embedder
+    classes = len(train.class_names)
+    if loss is None:
+        loss = make_loss(config, classes, embedder.dim, train.coarse_of_classes)
+    else:
+        each = config.batch.samples_per_class
+        try_given(loss, type(loss).__name__, embedder.dim, classes, samples_per_class=each, device=machine.device)
+    loss = seeded(loss, config.run.seed).to(machine.device)
+    return Trained(
+        model=embedder,
+        loss=loss,
+        optimizer=make_optimizer(config.optimizer, embedder, loss),
+        scaler=torch.amp.GradScaler(machine.device.type, enabled=machine.dtype == torch.float16),
+        device=machine.device,
+        processes=machine.processes,
+    )
 
 
 def make_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] | None = None) -> nn.Module:
@@ -315,8 +512,6 @@ def make_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] 
     dims = config.loss.dims
     if not dims:
         return loss
-    from recollect.losses import Matryoshka
-
     lengths = prefix_lengths(dims, dim, "loss.dims")
     return Matryoshka([_one_loss(config, num_classes, length, coarse) for length in lengths], dims)
 
@@ -344,29 +539,18 @@ def seeded(loss: nn.Module, seed: int) -> nn.Module:
     return loss
 
 
-def _batches(config: Config, images: ImageSet, network: Network, machine: Machine) -> Batches:
-    sampler = make_sampler(config, images.labels)
-    feed = make_feed(config, network.embedder, images, frozen=network.frozen, training=True)
-    size = config.batch.size if isinstance(config.batch.size, int) else len(images)
-    mine = -(-size // machine.team.size)
-    chunk, (example, _) = config.batch.chunk, feed.example()
-    # From the settings only: a resumed run keeps its number of threads, even if another chunk fits now.
-    threads = step_threads(network.trained, example, mine, mine if chunk == "auto" else chunk)
-    if chunk == "auto":
-        # One image repeated M times needs as much memory as M images at most, and needs no reading.
-        chunk = find_chunk(network.trained, example.expand(mine, *example.shape[1:]), machine.dtype)
-    sampler.set_epoch(0)
-    steps = len(sampler) * config.run.epochs if isinstance(config.run.epochs, int) else config.run.steps or 0
-    return Batches(sampler, feed, size, min(chunk, mine), steps, threads)
-
-
 def watch(
-    config: Config, network: Network, team: Team, name: str, images: ImageSet, benchmark: RevisitedBenchmark | None
+    config: Config,
+    network: Network,
+    processes: Processes,
+    name: str,
+    images: ImageSet,
+    benchmark: RevisitedBenchmark | None,
 ) -> Watched:
     """A set to evaluate during training, with this process's part of it."""
-    start, stop = (len(images) * rank // team.size for rank in (team.rank, team.rank + 1))
-    mine = images if team.size == 1 else images.subset(np.arange(start, stop))
+    start, stop = (len(images) * rank // processes.size for rank in (processes.rank, processes.rank + 1))
+    mine = images if processes.size == 1 else images.subset(np.arange(start, stop))
     if benchmark is not None:  # leaving out an image would shift the ground truth
         config = replace(config, data=replace(config.data, on_bad_image="error"))
-    feed = make_feed(config, network.embedder, mine, frozen=network.frozen, training=False)
-    return Watched(name, images, feed, start, network.embedder.images_at_once, benchmark)
+    source = make_source(config, network.embedder, mine, frozen=network.frozen, training=False)
+    return Watched(name, images, source, start, network.embedder.images_at_once, benchmark)

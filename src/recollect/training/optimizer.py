@@ -1,27 +1,64 @@
-"""The optimizer (Adam, AdamW or SGD over the embedder's groups and the loss's parameters) and its learning rate.
+"""The optimizer over the embedder's groups and the loss's parameters, its step and learning rate, and what stops a training.
 
-The learning rate is a function of the progress of the training, so there is no state to save.
+The learning rate is a function of the progress of the training, so there is no state to save. A training stops after the
+current step on SIGINT and SIGTERM, so that a checkpoint can be written, or if the loss or the gradient is NaN or infinite.
 """
 
 from __future__ import annotations
 
 import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from recollect.common import plugins
 from recollect.common.errors import ConfigError
-from recollect.config.schema import OptimizerConfig
+from recollect.config.schema import Config, OptimizerConfig
+from recollect.data import ImageSet
+from recollect.data.pipeline import Batch
 from recollect.models import Embedder
+from recollect.step.distributed import Processes
+from recollect.step.large_batch import StepInfo, is_out_of_memory, large_batch_step, out_of_memory
+from recollect.training.callbacks import TrainingStoppedError
+from recollect.training.run import Progress, RunFolder, Trained
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+"""By name. Others are found by ``common/plugins.py``: ``my.py:MyOptimizer``, ``package.module:name``, or a name that an
+installed package adds. Each is called with groups of parameters that have their own ``lr`` and ``weight_decay``, and with
+``momentum`` if it has that argument."""
+
+
+def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
+    """The class or function of an optimizer's name or reference.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in OPTIMIZERS:
+        return OPTIMIZERS[name]
+    loaded = plugins.load("optimizer", name)
+    if loaded is None:
+        raise plugins.unknown("optimizer", name, OPTIMIZERS)
+    target: Callable[..., torch.optim.Optimizer] = loaded.target
+    return target
 
 
 def make_optimizer(config: OptimizerConfig, model: Embedder, loss: nn.Module) -> torch.optim.Optimizer:
     """An optimizer of everything that is trained; each group remembers its full learning rate as ``base_lr``.
 
     Raises:
-        ConfigError: nothing is left to train.
+        ConfigError: nothing is left to train, or there is no such optimizer.
     """
     if config.lr == "auto":
         raise ConfigError("optimizer.lr is still 'auto', but the optimizer needs a number: set optimizer.lr.")
@@ -41,14 +78,13 @@ def make_optimizer(config: OptimizerConfig, model: Embedder, loss: nn.Module) ->
         raise ConfigError("nothing is left to train: the whole model is frozen. Set model.freeze to an earlier stage.")
     for group in groups:
         group["base_lr"] = group["lr"]
-    return optimizer_of(config, groups)
-
-
-def optimizer_of(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """The optimizer called ``config.name`` over ``groups``, each with its learning rate."""
-    if config.name == "sgd":
-        return torch.optim.SGD(groups, momentum=config.momentum)
-    return (torch.optim.Adam if config.name == "adam" else torch.optim.AdamW)(groups)
+    maker = find_optimizer(config.name)
+    with plugins.errors_as_config(f"optimizer {config.name!r}"):
+        momentum = {"momentum": config.momentum} if "momentum" in plugins.options_of(maker) else {}
+        optimizer = maker(groups, **momentum)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer {config.name!r} returned a {type(optimizer).__name__} instead of an Optimizer.")
+    return optimizer
 
 
 @dataclass(frozen=True)
@@ -92,16 +128,139 @@ def learning_rate_factor(config: OptimizerConfig, position: Position) -> float:
     return factor
 
 
-def set_learning_rates(optimizer: torch.optim.Optimizer, config: OptimizerConfig, position: Position) -> float:
-    """Set every group's learning rate for the next step; returns the factor."""
-    factor = learning_rate_factor(config, position)
+def take_step(
+    network: nn.Module,
+    trained: Trained,
+    config: Config,
+    batch: Batch,
+    position: Position,
+    chunk: int,
+    *,
+    dtype: torch.dtype | None = None,
+    info: StepInfo | None = None,
+    check: Callable[[float, float], None] = lambda loss, norm: None,
+) -> tuple[float, float, float]:
+    """One optimizer step on a batch.
+
+    Args:
+        network: the trained part. trained: loss, optimizer and scaler. config: the settings.
+        batch: this process's part of it.
+        position: the progress of the training, which the learning rate depends on.
+        chunk: images in the network at once.
+        dtype: of autocast; None for float32.
+        info: filled with what the step did.
+        check: called with the loss and the norm of the gradient before the weights change; may raise.
+
+    Returns:
+        The loss, the norm of the whole gradient before clipping, and the factor on the learning rates.
+    """
+    optimizer, scaler = trained.optimizer, trained.scaler
+    factor = learning_rate_factor(config.optimizer, position)
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * factor
-    return factor
-
-
-def clip_gradients(optimizer: torch.optim.Optimizer, largest: float | None) -> float:
-    """The norm of the whole gradient, before it is clipped to ``largest``."""
+    optimizer.zero_grad(set_to_none=True)
+    try:
+        value = large_batch_step(
+            network,
+            trained.loss,
+            batch.images,
+            batch.labels,
+            chunk,
+            autocast=dtype,
+            scaler=scaler if scaler.is_enabled() else None,
+            group=trained.processes,
+            skip_share=config.batch.skip_share,
+            info=info,
+        )
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise out_of_memory(error, chunk) from error
+    scaler.unscale_(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    norm = nn.utils.clip_grad_norm_(parameters, float("inf") if largest is None else largest)
-    return float(norm)
+    largest = float("inf") if config.optimizer.clip is None else config.optimizer.clip
+    loss, norm = float(value), float(nn.utils.clip_grad_norm_(parameters, largest))
+    check(loss, norm)
+    scaler.step(optimizer)
+    scaler.update()
+    return loss, norm, factor
+
+
+class StopRequest:
+    """Whether this training was asked to stop, and by which signal."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def ask(self, number: int, frame: FrameType | None = None) -> None:
+        """Record a signal; a second one ends the process at once, as by default."""
+        if self.signal is not None:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.signal = number
+
+    def agreed(self, due: bool, processes: Processes, device: torch.device) -> tuple[bool, int | None]:
+        """Whether a checkpoint is ``due`` on any process, and the signal that any received: all act after the same step."""
+        if processes.size == 1:
+            return due, self.signal
+        wishes = torch.tensor([int(due), self.signal or 0], device=device)
+        dist.all_reduce(wishes, op=dist.ReduceOp.MAX, group=processes.group)
+        return bool(wishes[0]), int(wishes[1]) or None
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Catch SIGINT and SIGTERM inside the block. Outside the main thread, where that is impossible, catch nothing."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    earlier = {number: signal.signal(number, request.ask) for number in numbers}
+    try:
+        yield request
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def stop_if_diverged(
+    folder: RunFolder,
+    trained: Trained,
+    progress: Progress,
+    images: ImageSet,
+    batch: Batch,
+    loss: float,
+    norm: float,
+    limit: float,
+) -> None:
+    """Save the batch and stop, if the loss or the gradient norm is NaN or infinite, or the loss beyond ``limit``.
+
+    Raises:
+        TrainingStoppedError: the message says where the batch is.
+    """
+    scaler, advice = trained.scaler, "Check its images, lower optimizer.lr, or set optimizer.clip."
+    sound = math.isfinite(norm)
+    if not sound and math.isfinite(loss) and scaler.is_enabled():
+        # fp16 overflows occasionally: the scaler then skips the step and lowers its factor, starting at 65,536. If it
+        # overflows even with a small factor, the factor is not the reason, and every step would be skipped forever.
+        sound = scaler.get_scale() >= 1
+        advice = "It overflows fp16 with any factor: lower optimizer.lr, or set run.precision to bf16 or fp32."
+    if math.isfinite(loss) and abs(loss) <= limit and sound:
+        return
+    step = progress.step + 1
+    path = folder.keep_batch(
+        trained.processes.rank,
+        {"inputs": batch.images, "labels": batch.labels, "indices": torch.from_numpy(batch.indices)},
+        {
+            "step": step,
+            "epoch": progress.epoch,
+            "loss": str(loss),
+            "gradient_norm": str(norm),
+            "images": [images.names[index] for index in batch.indices.tolist()],
+            "classes": [images.class_names[label] for label in batch.labels.tolist()],
+        },
+    )
+    raise TrainingStoppedError(
+        f"stopped at step {step}: the loss is {loss:g} and the gradient's norm {norm:g}. The batch is saved in {path}. {advice}"
+    )

@@ -1,9 +1,8 @@
 """The training loop. Start with ``train``; ``Trainer.run`` reads as a table of contents.
 
-What each line does lives in a file of its own: everything made from the settings (``build.py``), the plan
-(``estimate.py``), the step (``recollect/step``), learning rates (``optimizer.py``), evaluation (``validation.py``),
-state (``checkpoint.py``), files (``run_folder.py``), stopping (``stopping.py``), callbacks
-(``callbacks.py``, ``loggers.py``), objects instead of names (``given.py``).
+What each line does lives in a file of its own: everything made from settings and passed objects (``build.py``, ``batches.py``),
+the plan (``plan.py``), the last layer's start (``head.py``), the step and its optimizer (``optimizer.py``, ``recollect/step``),
+evaluation and verdict (``judging.py``), files and checkpoints (``run.py``), callbacks and logs (``callbacks.py``).
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
 
 from recollect.common import plugins
@@ -29,28 +26,50 @@ from recollect.config.resolve import as_mapping
 from recollect.config.schema import Config
 from recollect.data import ImageSet, shard
 from recollect.data.image_set import Indices
+from recollect.data.pipeline import Batch
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.models import absolute_roots, read_checkpoint, relative_roots
 from recollect.inference.training_record import refuse_other_training_images, trained_on
 from recollect.inference.vectors import describe_unreadable
-from recollect.step.chunking import is_out_of_memory, out_of_memory
-from recollect.step.large_batch import StepInfo, large_batch_step
-from recollect.step.team import losing_no_process
-from recollect.training.batches import Fed
-from recollect.training.build import Training, built
-from recollect.training.callbacks import Callback, TrainingStoppedError, checked_callback
-from recollect.training.checkpoint import Progress, load_checkpoint, save_best, save_checkpoint
-from recollect.training.estimate import Plan, estimate
-from recollect.training.given import Given, chosen_config, objects_and_names
-from recollect.training.judging import judge_training
-from recollect.training.last_layer import choose_start, whiten_last_layer, whitening_images
-from recollect.training.loggers import make_callback, make_loggers, numbers
-from recollect.training.optimizer import Position, clip_gradients, set_learning_rates
-from recollect.training.outcome import Outcome as Outcome
-from recollect.training.resuming import note_resumption, refuse_other_weights, resumable, resume_command
-from recollect.training.run_folder import Log, RunFolder, alone, circumstances, now
-from recollect.training.stopping import StopRequest, stop_if_lost, stop_on_signals
-from recollect.training.validation import column_of, measure, merit
+from recollect.step.distributed import distributed_errors
+from recollect.step.large_batch import StepInfo
+from recollect.training.build import (
+    PassedObjects,
+    Training,
+    build,
+    objects_and_names,
+    open_source,
+    prepared,
+    training_config,
+)
+from recollect.training.callbacks import (
+    Callback,
+    CallbackList,
+    Log,
+    TrainingStoppedError,
+    checked_callback,
+    make_callback,
+    make_loggers,
+)
+from recollect.training.head import choose_start, whiten_last_layer, whitening_images
+from recollect.training.judging import column_of, judge_training, measure, merit
+from recollect.training.optimizer import Position, StopRequest, stop_if_diverged, stop_on_signals, take_step
+from recollect.training.plan import Plan, make_plan
+from recollect.training.run import (
+    Outcome,
+    Progress,
+    RunFolder,
+    circumstances,
+    exclusive_lock,
+    load_checkpoint,
+    note_resumption,
+    now,
+    refuse_other_weights,
+    resumable,
+    resume_command,
+    save_best,
+    save_checkpoint,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -111,73 +130,76 @@ def train(
     objects, named = objects_and_names(loss, train_set, validation_set, test_set, model)
     with plugins.recording() as outside:
         with plugins.trusting(trust):
-            chosen = objects.named(chosen_config(config, settings, named, run, train_set is not None))
+            resolved = objects.named(training_config(config, settings, named, run, train_set is not None))
         if run is None and out is not None:
-            RunFolder.create(out, chosen.name)  # used or read-only: noticed before features are computed, not after
-        loggers = make_loggers(chosen.run, logger.warning)
-        told = [checked_callback(make_callback(given) if isinstance(given, str) else given) for given in callbacks]
-        return _train(chosen, objects, run, out, told, loggers, outside)
+            RunFolder.create(out, resolved.name)  # used or read-only: noticed before features are computed, not after
+        user_callbacks = [make_callback(each) if isinstance(each, str) else each for each in callbacks]
+        observers = CallbackList(list(map(checked_callback, user_callbacks)), make_loggers(resolved.run))
+        return _train(resolved, objects, run, out, observers, outside)
 
 
 def _train(
     config: Config,
-    objects: Given,
+    objects: PassedObjects,
     run: RunFolder | None,
     out: Path | str | None,
-    callbacks: list[Callback],
-    loggers: list[Callback],
+    observers: CallbackList,
     outside: list[plugins.Loaded],
 ) -> Outcome:
     advice = "Start all of them again with the same command."
-    with (
-        built(config, objects) as training,
-        losing_no_process(training.machine.team, lambda: advice),
-    ):
-        team, figures = training.machine.team, estimate(training)
-        lines = figures.lines(training.choices) if team.rank == 0 else []
-        for line in lines:
+    with prepared(config, objects) as setup, distributed_errors(setup.machine.processes, lambda: advice):
+        first, figures = setup.machine.processes.rank == 0, make_plan(setup)
+        lines = figures.lines()
+        for line in lines if first else []:
             logger.info(line)
         if run is not None:
             # On every process: all of them end.
-            refuse_other_training_images(run.path, training.sets.train)
-            refuse_other_weights(run, training.network.embedder.config.provenance.sha256)
+            refuse_other_training_images(run.path, setup.sets.train)
+            refuse_other_weights(run, setup.network.embedder.config.provenance.sha256)
         begun = time.monotonic()
-        training.prepare()
-        if run is None:
-            training = choose_start(training, lines.append if team.rank == 0 else lambda line: None)
-        if training.watched:
-            column_of(training.config.run.select)  # a metric from outside is recorded before the run begins
-        folder = _place(training, figures.with_length(training), run, out, outside, time.monotonic() - begun)
-        how = resume_command(folder.path, outside)
-        advice = f"Resume all of them from the last checkpoint: {how}."
-        with alone(folder, team), stop_on_signals() as stop, resumable(how):
-            trainer = Trainer(training, folder, stop, [*callbacks, *(loggers if team.rank == 0 else [])], how)
-            if team.rank == 0:
-                folder.append_log(*lines)
-                if run is not None:
-                    note_resumption(folder, training.config, outside)
-            trainer.remark(f"run        {folder.path}")
-            return trainer.run()
+        with contextlib.closing(open_source(setup)) as source:
+            planned = setup.chosen
+            if run is None:
+                setup = choose_start(setup, source)
+            for setting in [setting for setting in setup.chosen if setting not in planned] if first else []:
+                lines.append(f"chosen     {setting}")
+                logger.info(lines[-1])
+            with contextlib.closing(build(setup, source)) as training:
+                if training.watched:
+                    column_of(training.config.run.select)  # a metric from outside is recorded before the run begins
+                figures = replace(figures, steps=training.steps)  # perhaps none, chosen after the plan was printed
+                folder = _place(training, figures, run, out, outside, time.monotonic() - begun)
+                how = resume_command(folder.path, outside)
+                advice = f"Resume all of them from the last checkpoint: {how}."
+                with exclusive_lock(folder, setup.machine.processes), stop_on_signals() as stop, resumable(how):
+                    trainer = Trainer(training, folder, stop, observers, how)
+                    if not first:
+                        observers.loggers.clear()
+                    else:
+                        folder.append_log(*lines)
+                        if run is not None:
+                            note_resumption(folder, training.config, outside)
+                    trainer.remark(f"run        {folder.path}")
+                    return trainer.run()
 
 
-def plan(config: Config) -> tuple[Plan, list[str]]:
+def plan(config: Config) -> Plan:
     """The plan of ``train``, without training. Writes nothing.
 
     Args:
         config: what would be trained (see ``recollect.resolve``).
 
     Returns:
-        The plan, and its lines as the command line prints them.
+        The plan; ``lines()`` returns it as the command line prints it.
 
     Example:
         >>> import recollect
-        >>> figures, lines = plan(recollect.resolve("folder", {"data.root": "photos", "model.init": "tiny"}))
-        >>> lines[0].split()[0]
+        >>> figures = plan(recollect.resolve("folder", {"data.root": "photos", "model.init": "tiny"}))
+        >>> figures.lines()[0].split()[0]
         'data'
     """
-    with built(config) as training:
-        figures = estimate(training)
-        return figures, figures.lines(training.choices)
+    with prepared(config) as setup:
+        return make_plan(setup)
 
 
 def _place(
@@ -186,17 +208,31 @@ def _place(
     run: RunFolder | None,
     out: Path | str | None,
     outside: Sequence[plugins.Loaded],
-    prepared: float,
+    preparation: float,
 ) -> RunFolder:
     """The folder of ``run``, or a new one created with its configuration. Called by every process."""
-    team, sets = training.machine.team, training.sets
-    if team.rank == 0 and run is None:
-        run = RunFolder.create(out, training.config.name)
-        beginning = _manifest(training, figures, run.path) | {"preparation_seconds": round(prepared, 1)}
+    config, machine, sets = training.config, training.machine, training.sets
+    if machine.processes.rank == 0 and run is None:
+        run = RunFolder.create(out, config.name)
+        planned = figures.as_dict()
+        del planned["chosen"]
+        manifest = {
+            **circumstances(machine.device, machine.processes.size),
+            "data": {
+                "name": config.data.name,
+                "root": absolute_roots(config.data).root,
+                "relative": relative_roots(config.data, run.path),
+                "fingerprints": sets.fingerprints(),
+            },
+            "weights": training.network.embedder.config.provenance.as_dict(),
+            "choices": [vars(setting) for setting in training.chosen],
+            "plan": planned,
+            "preparation_seconds": round(preparation, 1),
+        }
         if outside:
-            beginning["outside"] = [loaded.as_dict() for loaded in outside]
-        run.begin(training.config, beginning, trained_on(sets.train, sets.validation))
-    return RunFolder(Path(team.from_first(None if run is None else str(run.path))))
+            manifest["outside"] = [loaded.as_dict() for loaded in outside]
+        run.begin(config, manifest, trained_on(sets.train, sets.validation))
+    return RunFolder(Path(machine.processes.broadcast(None if run is None else str(run.path))))
 
 
 class Trainer:
@@ -207,14 +243,15 @@ class Trainer:
         training: Training,
         folder: RunFolder,
         stop: StopRequest,
-        callbacks: Sequence[Callback] = (),
+        observers: CallbackList | None = None,
         how_to_resume: str = "",
     ) -> None:
-        self.training, self.folder, self.stop, self.callbacks = training, folder, stop, callbacks
+        self.training, self.folder, self.stop = training, folder, stop
+        self.observers = observers or CallbackList()
         self.how_to_resume = how_to_resume or resume_command(folder.path)
         self.outcome: Outcome | None = None
-        self.config, self.machine, self.team = training.config, training.machine, training.machine.team
-        self.chunk, self.progress, self.first = training.batches.chunk, Progress(), self.team.rank == 0
+        self.config, self.machine, self.processes = training.config, training.machine, training.machine.processes
+        self.chunk, self.progress, self.first = training.chunk, Progress(), self.processes.rank == 0
         self.skipped = frozenset[str]()
 
     def remark(self, line: str, extra: Mapping[str, Any] | None = None) -> None:
@@ -223,7 +260,7 @@ class Trainer:
             logger.info(line, extra=extra)
             self.folder.append_log(line)
 
-    def report(self, line: str) -> None:
+    def log_result(self, line: str) -> None:
         """The same for a result, which is shown with ``--quiet`` too."""
         self.remark(line, RESULT)
 
@@ -236,7 +273,7 @@ class Trainer:
                 self._evaluate()
             self.tick = time.perf_counter()
             for batch in self._batches():
-                with limited_threads(self.training.batches.threads):
+                with limited_threads(self.training.threads):
                     self._step(batch)
                 if self._evaluation_is_due():
                     self._evaluate()
@@ -252,16 +289,11 @@ class Trainer:
         """
         found = self._skipped() | {bad.name: bad for bad in tested}
         if len(found) > len(self.skipped) and self.first:
-            self.report(self.folder.note_skipped(list(found.values()), self.skipped))
+            self.log_result(self.folder.note_skipped(list(found.values()), self.skipped))
         self.skipped = frozenset(found)
 
     def _skipped(self) -> dict[str, BadImage]:
-        return {name: bad for each in self.team.from_each(self.training.skipped) for name, bad in each.items()}
-
-    def _say_used(self) -> None:
-        """The line about files again, if some that the plan counted could not be read."""
-        if (said := describe_unreadable(self.training.sets.train, self._skipped())) is not None:
-            self.report(f"files      {said}")
+        return {name: bad for each in self.processes.all_gather(self.training.skipped) for name, bad in each.items()}
 
     def _restore(self) -> None:
         resumed = self.folder.last.exists()
@@ -269,7 +301,7 @@ class Trainer:
             self.progress, sampler, chunk = load_checkpoint(self.folder.last, self.training.trained)
             if self.config.batch.chunk == "auto":  # the one measured at the start, not the one measured now
                 self.chunk = chunk
-            self.training.batches.sampler.load_state_dict(sampler)
+            self.training.sampler.load_state_dict(sampler)
             if self.progress.best:  # needed after the last step; better to fail now
                 read_checkpoint(self.folder.best(self.progress.best["step"]))
             self.remark(f"resumed    after step {self.progress.step:,}")
@@ -292,27 +324,25 @@ class Trainer:
     @contextlib.contextmanager
     def _logging(self) -> Iterator[None]:
         quiet = None if self.first else True
-        done, steps = self.progress.step, self.training.batches.steps
+        done, steps = self.progress.step, self.training.steps
         with ProgressLine("training", steps, "steps", quiet, done=done) as line:
             self.log = Log(self.folder if self.first else None, line)
-            for callback in self.callbacks:
-                callback.on_start(self.folder.path, as_mapping(self.config), done)
+            self.observers.call("on_start", self.folder.path, as_mapping(self.config), done)
             try:
                 yield
             finally:
-                for callback in self.callbacks:
-                    callback.on_end(self.outcome)
+                self.observers.call("on_end", self.outcome)
 
     # One step ---------------------------------------------------------------------------------------------------------
 
-    def _batches(self) -> Iterator[Fed]:
+    def _batches(self) -> Iterator[Batch]:
         """Every batch from the current position to the end; this process's part of each."""
-        sampler = self.training.batches.sampler
+        sampler = self.training.sampler
         while not self._is_over():
             sampler.set_epoch(self.progress.epoch)
             self.batches_in_epoch = len(sampler)
             mine = map(self._part, sampler)
-            stream = self.training.batches.feed.stream(mine, self.progress.epoch, self.progress.batch)
+            stream = self.training.source.stream(mine, self.progress.epoch, self.progress.batch)
             with contextlib.closing(_closable(stream)) as batches:
                 for batch in batches:
                     yield batch
@@ -322,65 +352,53 @@ class Trainer:
 
     def _part(self, batch: Indices) -> Indices:
         """Whole classes if there are enough: the draws for repeated and replaced images depend on them."""
-        each, team = self.config.batch.samples_per_class, self.team
-        whole = len(batch) % each == 0 and len(batch) // each >= team.size
-        return shard(batch, team.rank, team.size, group=each if whole else 1)
+        each, processes = self.config.batch.samples_per_class, self.processes
+        whole = len(batch) % each == 0 and len(batch) // each >= processes.size
+        return shard(batch, processes.rank, processes.size, group=each if whole else 1)
 
     def _is_over(self) -> bool:
         if self.config.run.steps is not None:
             return self.progress.step >= self.config.run.steps
         return self.progress.epoch >= int(self.config.run.epochs or 0)
 
-    def _step(self, batch: Fed) -> None:
-        info, trained = StepInfo(), self.training.trained
-        factor = set_learning_rates(trained.optimizer, self.config.optimizer, self._position())
-        trained.optimizer.zero_grad(set_to_none=True)
-        loss = self._loss_and_gradient(batch, info)
-        trained.scaler.unscale_(trained.optimizer)
-        norm = clip_gradients(trained.optimizer, self.config.optimizer.clip)
-        stop_if_lost(self.training, self.folder, self.progress, batch, loss, norm)
-        trained.scaler.step(trained.optimizer)
-        trained.scaler.update()
-        self.progress.step += 1
-        self.progress.batch += 1
-        self.progress.seconds = time.monotonic() - self.started_at
+    def _step(self, batch: Batch) -> None:
+        info, training, progress = StepInfo(), self.training, self.progress
+
+        def check(loss: float, norm: float) -> None:
+            limit = self.config.run.loss_limit
+            stop_if_diverged(self.folder, training.trained, progress, training.sets.train, batch, loss, norm, limit)
+
+        loss, norm, factor = take_step(
+            training.network.trained,
+            training.trained,
+            self.config,
+            batch,
+            self._position(),
+            self.chunk,
+            dtype=self.machine.dtype,
+            info=info,
+            check=check,
+        )
+        progress.step += 1
+        progress.batch += 1
+        progress.seconds = time.monotonic() - self.started_at
         record: dict[str, Any] = {
-            "step": self.progress.step,
-            "epoch": round(self.progress.epoch + self.progress.batch / self.batches_in_epoch, 4),
+            "step": progress.step,
+            "epoch": round(progress.epoch + progress.batch / self.batches_in_epoch, 4),
             "loss": loss,
             "lr_factor": factor,
-            "lr": trained.optimizer.param_groups[0]["lr"],
+            "lr": training.trained.optimizer.param_groups[0]["lr"],
             "gradient_norm": norm if math.isfinite(norm) else None,
-            "images_per_second": round(len(batch.labels) * self.team.size / (time.perf_counter() - self.tick), 1),
-            "seconds": round(self.progress.seconds, 3),
+            "images_per_second": round(len(batch.labels) * self.processes.size / (time.perf_counter() - self.tick), 1),
+            "seconds": round(progress.seconds, 3),
             "memory_mb": peak_memory_mb(self.machine.device),
             "skipped": info.skipped,
-            "light": round(info.light_share(0.01), 4),
+            "negligible_share": round(info.negligible_share(0.01), 4),
         }
         self.log.step(**record)
-        values = numbers({key: value for key, value in record.items() if key != "step"})
-        for callback in self.callbacks:
-            callback.on_step(self.progress.step, values)
-
-    def _loss_and_gradient(self, batch: Fed, info: StepInfo) -> float:
-        trained = self.training.trained
-        try:
-            value = large_batch_step(
-                self.training.network.trained,
-                trained.loss,
-                batch.inputs,
-                batch.labels,
-                self.chunk,
-                autocast=self.machine.dtype,
-                scaler=trained.scaler if trained.scaler.is_enabled() else None,
-                skip_share=self.config.batch.skip_share,
-                info=info,
-            )
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise out_of_memory(error, self.chunk) from error
-        return float(value)
+        finite = {key: value for key, value in record.items() if value is not None and math.isfinite(value)}
+        del finite["step"]
+        self.observers.call("on_step", progress.step, finite)
 
     def _position(self) -> Position:
         epoch = self.progress.epoch + self.progress.batch / self.batches_in_epoch
@@ -400,12 +418,11 @@ class Trainer:
     def _evaluate(self) -> None:
         network, machine = self.training.network.trained, self.machine
         for watched in self.training.watched:
-            metrics = measure(network, watched, self.team, machine.device, machine.dtype, self.config.run.select)
+            metrics = measure(network, watched, self.processes, machine.device, machine.dtype, self.config.run.select)
             self.log.evaluation(watched.name, self.progress.step, metrics)
             if watched.name == "val":
                 self._keep_if_best(metrics)
-            for callback in self.callbacks:
-                callback.on_evaluation(watched.name, self.progress.step, dict(metrics))
+            self.observers.call("on_evaluation", watched.name, self.progress.step, dict(metrics))
 
     def _keep_if_best(self, metrics: dict[str, float]) -> None:
         value, tie, step = merit(metrics, self.config.run.select, self.progress.step)
@@ -419,11 +436,7 @@ class Trainer:
         every = self.config.run.checkpoint_steps
         due = time.monotonic() - self.saved_at > 60 * self.config.run.checkpoint_minutes
         due = due or (every is not None and self.progress.step % every == 0)
-        if self.team.size > 1:  # clocks differ between processes, but all must take part
-            wish = torch.tensor([int(due)], device=self.machine.device)
-            dist.broadcast(wish, src=0)
-            due = bool(wish)
-        signal = self.stop.agreed(self.team, self.machine.device)
+        due, signal = self.stop.agreed(due, self.processes, self.machine.device)
         if due or signal is not None:
             self._save()
         if signal is not None:
@@ -433,7 +446,7 @@ class Trainer:
             )
 
     def _save(self) -> None:
-        state = self.training.batches.sampler.state_dict(consumed=self.progress.batch)
+        state = self.training.sampler.state_dict(consumed=self.progress.batch)
         progress = replace(self.progress, epoch=state["epoch"], batch=state["batch"])
         save_checkpoint(self.folder.last, self.training.trained, progress, state, self.chunk)
         if self.first:
@@ -445,11 +458,12 @@ class Trainer:
     def _finish(self) -> Outcome:
         embedder, best = self.training.network.embedder, self.progress.best
         if best:
-            self.team.barrier()  # the file is written by the first process
+            self.processes.barrier()  # the file is written by the first process
             embedder.load_state_dict(read_checkpoint(self.folder.best(best["step"]))["model"])
-        self._say_used()
+        if (used := describe_unreadable(self.training.sets.train, self._skipped())) is not None:
+            self.log_result(f"files      {used}")  # some that the plan counted could not be read
         started = time.monotonic()
-        judged = judge_training(self.training, self.progress.step, self.report)
+        judged = judge_training(self.training, self.progress.step, self.log_result)
         judging = round(time.monotonic() - started, 1)
         self._note_skipped(judged.skipped)
         outcome = Outcome(
@@ -463,30 +477,13 @@ class Trainer:
         if self.first:
             self.folder.save_model(embedder)
             set_name = SFM_NAME if self.training.sets.benchmark is not None else "the validation classes"
-            by = f"{column_of(self.config.run.select)} of {set_name}" if best else "being the last"
+            by = f"{column_of(self.config.run.select)} of {set_name}" if best else "last step"
             self.folder.update_manifest(finished=now(), **outcome.for_manifest(chosen_by=by, judging_seconds=judging))
             self.folder.forget_best_but(best.get("step"))
-        self.team.barrier()
+        self.processes.barrier()
         return outcome
 
 
-def _manifest(training: Training, figures: Plan, run: Path) -> dict[str, Any]:
-    """The manifest of a new run."""
-    config, machine = training.config, training.machine
-    return {
-        **circumstances(machine.device, machine.team.size),
-        "data": {
-            "name": config.data.name,
-            "root": absolute_roots(config.data).root,
-            "relative": relative_roots(config.data, run),
-            "fingerprints": training.sets.fingerprints(),
-        },
-        "weights": training.network.embedder.config.provenance.as_dict(),
-        "choices": [str(choice) for choice in training.choices],
-        "plan": figures.as_dict(),
-    }
-
-
-def _closable(stream: Iterator[Fed]) -> Generator[Fed]:
+def _closable(stream: Iterator[Batch]) -> Generator[Batch]:
     """A stream that can be closed early, which stops its read-ahead."""
     yield from stream

@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,18 @@ def find_splits(root: Path, *, csv: str | Path | None = None, nested: bool = Fal
 
 
 Row = tuple[str, str, str]  # path relative to the root, class, split or ""
+_listings: dict[tuple[object, ...], tuple[list[Row], list[LeftOut]]] | None = None
+
+
+@contextmanager
+def listed_once() -> Iterator[None]:
+    """Inside the block, a folder is walked once, however many of its splits are read."""
+    global _listings
+    _listings = {}
+    try:
+        yield
+    finally:
+        _listings = None
 
 
 def _rows(
@@ -167,10 +180,17 @@ def _rows(
     *,
     nested: bool = False,
 ) -> list[Row]:
+    known, key = {} if _listings is None else _listings, (root, csv, nested)
+    if key in known:
+        rows, unused = known[key]
+        left_out.extend(unused)
+        return rows
     if csv is not None:
         rows = list(_csv_rows(root, Path(csv), left_out))
     else:
         rows = list(_folder_rows(root, left_out, split, nested))
+    if csv is not None or not any(part for _, _, part in rows):  # of split folders, only the requested one was read
+        known[key] = rows, list(left_out)
     if not rows and csv is not None:
         raise SOURCE.trouble(f"{root / csv} lists no images.")
     reasons = Counter() if rows else Counter([each.reason for each in left_out])

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from recollect.common.errors import ConfigError
 from recollect.data import ImageSet
 from recollect.inference.vectors import SetRows
-from recollect.step.team import Team
-from recollect.training.batches import FeatureFeed
-from recollect.training.validation import Watched, chosen_value, embed, measure
+from recollect.step.distributed import Processes
+from recollect.training.batches import FeatureBatches
+from recollect.training.judging import Watched, embed, measure, merit
 
 CPU = torch.device("cpu")
 FEATURES = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
@@ -46,7 +46,7 @@ def watched() -> Watched:
         name="made", split="val", names=[str(k) for k in range(40)], labels=LABELS, class_names=[str(k) for k in range(10)],
         arrays=np.zeros((40, 2, 2, 3), np.uint8),
     )  # fmt: skip
-    feed = FeatureFeed(lambda: ROWS, lambda: torch.from_numpy(FEATURES[:1]), lambda: 0.0, LABELS)
+    feed = FeatureBatches(ROWS, LABELS)
     return Watched("val", images, feed, at_once=16)
 
 
@@ -68,7 +68,7 @@ def test_embeddings_are_those_of_evaluation_mode(network: nn.Module, watched: Wa
 
 def test_a_measurement_repeats_itself(network: nn.Module, watched: Watched) -> None:
     network.train()
-    assert measure(network, watched, Team(), CPU) == measure(network, watched, Team(), CPU)
+    assert measure(network, watched, Processes(), CPU) == measure(network, watched, Processes(), CPU)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -79,18 +79,18 @@ def test_the_mode_is_restored(network: nn.Module, watched: Watched, training: bo
 
 
 def test_the_mode_is_restored_after_an_error(network: nn.Module, watched: Watched) -> None:
-    class Broken(FeatureFeed):
+    class Broken(FeatureBatches):
         def sequential(self, batch_size: int) -> Iterator[None]:  # type: ignore[override]
             raise OSError("the disk is gone")
 
     network.train()
-    broken = Watched("val", watched.images, Broken(lambda: ROWS, lambda: torch.zeros(1, 6), lambda: 0.0, LABELS))
+    broken = Watched("val", watched.images, Broken(ROWS, LABELS))
     with pytest.raises(OSError, match="the disk"):
         embed(network, broken, CPU, None)
     assert all(module.training for module in network.modules())
 
 
 def test_the_metric_that_selects() -> None:
-    assert chosen_value({"r@1": 0.5}, "r@1") == 0.5
+    assert merit({"r@1": 0.5}, "r@1", 7) == (0.5, 0.0, 7)
     with pytest.raises(ConfigError, match=r"r@3.*r@1"):
-        chosen_value({"r@1": 0.5}, "r@3")
+        merit({"r@1": 0.5}, "r@3", 7)

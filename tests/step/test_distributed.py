@@ -21,9 +21,8 @@ from small_runs import final_weights, losses, make_images, small_config
 from training_toys import difference
 
 import recollect
-from recollect.common.errors import ConfigError
-from recollect.step.team import LostProcessError, Team, _repeated, losing_no_process, minutes_of_patience
-from recollect.training.run_folder import RunFolder
+from recollect.step.distributed import LostProcessError, Processes, _repeated, distributed_errors
+from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 from step import worker_step
 
@@ -79,23 +78,13 @@ def test_a_lost_process_leaves_no_group_behind() -> None:
 
     with (
         pytest.raises(LostProcessError, match=r"another of the 2 processes.*--resume run") as caught,
-        losing_no_process(Team(0, 2), lambda: "Continue with --resume run."),
+        distributed_errors(Processes(0, 2), lambda: "Continue with --resume run."),
     ):
         collective()
     cause = caught.value.__cause__
     assert cause is not None
     assert "in collective" in "".join(traceback.format_tb(cause.__traceback__))
     assert seen[0]() is None, "its threads would go on"
-
-
-def test_patience_is_a_number_of_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for minutes in ("0.5", "10000"):
-        monkeypatch.setenv("RECOLLECT_TEAM_MINUTES", minutes)
-        assert minutes_of_patience() == float(minutes)
-    for said in ("soon", "0", "-1", "nan", "10000.5"):
-        monkeypatch.setenv("RECOLLECT_TEAM_MINUTES", said)
-        with pytest.raises(ConfigError, match=f"RECOLLECT_TEAM_MINUTES is '{said}'"):
-            minutes_of_patience()
 
 
 def test_a_sign_of_life_is_not_sent_after_the_work_is_done() -> None:
@@ -131,7 +120,7 @@ def test_many_processes_equal_one(results: Any, form: str) -> None:
 
 @pytest.mark.slow
 def test_one_process_is_the_step_without_any(results: Any) -> None:
-    ours = worker_step.steps("recall", Team(), Counter())
+    ours = worker_step.steps("recall", Processes(), Counter())
     assert difference(ours["weights"], results["one"][0]["recall"]["weights"]) < 1e-9
 
 

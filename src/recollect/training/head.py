@@ -7,28 +7,28 @@ are computed (``inference/store.py``), so a run that is killed meanwhile continu
 of the features and the seed, and is part of the first checkpoint.
 
 ``choose_start`` tries shrinkages and learning rates on classes held out from the training classes; test classes are not
-used. ``train_head`` is a minimal training loop: the same batches, loss, optimizer and schedule as ``trainer.py``, without
-files.
+used. ``train_head`` takes the trainer's steps (``optimizer.take_step``), without files.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError
-from recollect.config.automatic import FEWEST_CLASSES, FEWEST_QUERIES, Choice, few_photos, no_step_for_few, too_few
+from recollect.config.automatic import FEWEST_CLASSES, FEWEST_QUERIES, AutoSetting, few_photos, no_step_for_few
 from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet, class_disjoint_split
+from recollect.data.pipeline import Batch
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.evaluate import measure_labelled
 from recollect.inference.vectors import head_inputs, part_rows
@@ -36,11 +36,12 @@ from recollect.inference.whitening import WhiteningSet
 from recollect.models import Embedder, whitening_from_classes
 from recollect.models.pooling import unit
 from recollect.models.whitening import ClassStatistics, Whitening, class_statistics
-from recollect.training.batches import FeatureFeed, make_sampler
-from recollect.training.build import Training, make_loss, seeded
-from recollect.training.optimizer import Position, learning_rate_factor, optimizer_of
+from recollect.step.distributed import Processes
+from recollect.training.batches import BatchSource, FeatureBatches, make_sampler, number_of_steps
+from recollect.training.build import Setup, Training, make_loss, seeded
+from recollect.training.optimizer import Position, make_optimizer, take_step
+from recollect.training.run import Trained
 
-logger = logging.getLogger(__name__)
 SHRINKAGES = (0.1, 0.2, 0.3, 0.5, 0.8, 0.9, 0.95, 1.0)
 """Tried for the closed form; 1 keeps directions without whitening them."""
 RATES = (3e-5, 1e-4, 3e-4)
@@ -67,59 +68,40 @@ class HeadData:
 
 
 def train_head(
-    head: nn.Module,
-    dim: int,
+    embedder: Embedder,
     data: HeadData,
     config: Config,
     lr: float,
     steps: int,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
-    """Train ``head`` (pooled features to embeddings) for ``steps``; every call gives the same result.
+    """Train the last layer of ``embedder`` alone for ``steps``; every call gives the same result.
 
     Args:
-        head: the part of an embedder after the pooling.
-        dim: dimension of its embeddings.
-        data: the training images.
+        embedder: the network, on its device. Only what follows the pooling gets a gradient.
+        data: pooled features of the training images.
         config: loss, batches, optimizer and schedule.
         lr: overrides the configuration's learning rate.
         steps: number of steps.
         advance: called after each step.
     """
-    device = next(head.parameters()).device
+    config, device = replace(config, optimizer=replace(config.optimizer, lr=lr)), embedder.device
+    head = embedder.split("pooling")[1].train()
     pooled, labels = data.pooled.to(device), torch.from_numpy(data.labels).to(device)
-    loss = seeded(make_loss(config, data.classes, dim), config.run.seed).to(device)
-    optimizer = config.optimizer
-    groups = [
-        {
-            "params": list(head.parameters()),
-            "lr": lr * optimizer.head_multiplier,
-            "weight_decay": optimizer.weight_decay,
-        }
-    ]
-    if own := list(loss.parameters()):
-        groups.append({"params": own, "lr": lr * optimizer.loss_multiplier, "weight_decay": 0.0})
-    rates = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
-    stepper = optimizer_of(optimizer, groups)
-    sampler = make_sampler(config, data.labels)
-    head.train()
-    done = epoch = 0
+    loss = seeded(make_loss(config, data.classes, embedder.dim), config.run.seed).to(device)
+    optimizer = make_optimizer(config.optimizer, embedder, loss)
+    # On this process alone, in float32.
+    trained = Trained(embedder, loss, optimizer, torch.amp.GradScaler(device.type, enabled=False), device, Processes())
+    sampler, done, epoch = make_sampler(config, data.labels), 0, 0
     while done < steps:
         sampler.set_epoch(epoch)
         batches = max(len(sampler), 1)
-        for number, indices in enumerate(sampler):
-            factor = learning_rate_factor(optimizer, Position(epoch + number / batches, done / steps, 1 / batches))
-            for group, rate in zip(stepper.param_groups, rates, strict=True):
-                group["lr"] = rate * factor
-            chosen = torch.from_numpy(indices).to(device)
-            value = loss(head(pooled[chosen]), labels[chosen])
-            stepper.zero_grad(set_to_none=True)
-            value.backward()
-            stepper.step()
+        for number, indices in enumerate(islice(sampler, steps - done)):
+            rows = torch.from_numpy(indices).to(device)
+            position = Position(epoch + number / batches, done / steps, 1 / batches)
+            take_step(head, trained, config, Batch(pooled[rows], labels[rows], indices), position, len(indices))
             advance()
             done += 1
-            if done == steps:
-                break
         epoch += 1
 
 
@@ -139,92 +121,70 @@ class HeadResult:
         return f"r@1 {100 * self.r1:.1f}, mAP@R {100 * self.map_at_r:.1f}"
 
 
-def choose_start(training: Training, tell: Callable[[str], None] = lambda line: None) -> Training:
-    """``training`` with the shrinkage and the learning rate that are best on classes held out from the training classes.
+def choose_start(setup: Setup, source: BatchSource) -> Setup:
+    """``setup`` with the shrinkage and the learning rate that are best on classes held out from the training classes.
 
     Only what was left ``"auto"`` is chosen, only on features that the training needs anyway, and only where the classes
-    suffice; otherwise the training comes back as it is. Behind features of a frozen network all of it is chosen; where
-    more than the last layer is trained, only the shrinkage of its start. ``tell`` receives a line for each choice, which is
-    logged too.
+    suffice; otherwise ``setup`` comes back as it is. Behind features of a frozen network all of it is chosen; where more
+    than the last layer is trained, only the shrinkage of its start.
+
+    Args:
+        setup: before loss and optimizer are made.
+        source: the training images.
     """
-    config, team, found = training.config, training.machine.team, list[Choice]()
-    if not training.left_open or not (_head_only(training) or config.model.whitening == "all"):
-        return training
-    team.first_alone(lambda: found.extend(_chosen(training)))  # the features perhaps take hours
-    choices: list[Choice] = team.from_first(found)
-    batches = training.batches
+    config, processes, choices = setup.config, setup.machine.processes, list[AutoSetting]()
+    if not setup.undecided or not (_head_only(setup) or config.model.whitening == "all"):
+        return setup
+    processes.run_on_rank_zero(lambda: choices.extend(_best_settings(setup, source)))  # features perhaps take hours
+    choices = processes.broadcast(choices)
     for choice in choices:
-        part, name = choice.key.split(".")
-        more = {"epochs": None} if choice.key == "run.steps" else {}
+        part, name = choice.name.split(".")
+        more = {"epochs": None} if choice.name == "run.steps" else {}
         config = replace(config, **{part: replace(getattr(config, part), **{name: choice.value}, **more)})
-        if choice.key == "run.steps":
-            batches = replace(batches, steps=choice.value)
-        if choice.key == "model.dim":
-            training.network.embedder.resize_head(choice.value)
-    scale = float(config.optimizer.lr) / float(training.config.optimizer.lr)
-    for group in training.trained.optimizer.param_groups:
-        group["base_lr"] *= scale
-        group["lr"] *= scale
-    for choice in choices if team.rank == 0 else []:
-        line = f"chosen     {choice}"
-        logger.info(line)
-        tell(line)
-    kept = [choice for choice in training.choices if choice.key not in {new.key for new in choices}]
-    return replace(training, config=config, choices=[*kept, *choices], batches=batches, left_open=frozenset())
+        if choice.name == "model.dim":
+            setup.network.embedder.resize_head(choice.value)
+    new = {choice.name for choice in choices}
+    earlier = [choice for choice in setup.chosen if choice.name not in new]
+    return replace(setup, config=config, chosen=[*earlier, *choices], undecided=frozenset())
 
 
-def _head_only(training: Training) -> bool:
+def _head_only(setup: Setup) -> bool:
     """Whether nothing but the last layer is trained, on features that are at hand."""
-    return training.config.model.freeze == "pooling" and isinstance(training.batches.feed, FeatureFeed)
+    return setup.config.model.freeze == "pooling"
 
 
-def _trial_steps(training: Training) -> int:
+def trial_steps(setup: Setup) -> int:
     """Number of steps of a trial with one learning rate; 0 where none is chosen."""
-    if "optimizer.lr" not in training.left_open or not _head_only(training):
+    config, train = setup.config, setup.sets.train
+    if "optimizer.lr" not in setup.undecided or not _head_only(setup):
         return 0
     # Otherwise the loss cannot be computed for fewer classes.
-    plain = training.given_loss is None and training.sets.train.coarse_labels is None
-    return min(training.batches.steps, LONGEST) if plain else 0
+    plain = setup.passed.loss is None and train.coarse_labels is None
+    return min(number_of_steps(config, make_sampler(config, train.labels)), LONGEST) if plain else 0
 
 
-def all_trial_steps(training: Training) -> int:
-    """Number of steps that choosing a learning rate takes, each on half of the training classes."""
-    return 0 if too_few(training.config, training.sets.train) else len(RATES) * _trial_steps(training)
-
-
-def _pooled(training: Training) -> tuple[Tensor, NDArray[np.bool_]]:
-    """What the pooling makes of the training images, N × D on the embedder's device, and which of them could be read."""
-    config, embedder, feed = training.config, training.network.embedder, training.batches.feed
-    if _head_only(training) and isinstance(feed, FeatureFeed):
-        rows, readable = feed.features, feed.readable
-    else:
-        policy = config.data.on_bad_image
-        rows = part_rows(embedder, training.sets.train, frozen=config.model.freeze, on_bad_image=policy).rows
-        readable = np.asarray(np.isfinite(rows[:, 0]))
-    return torch.from_numpy(np.asarray(rows)).to(embedder.device), readable
-
-
-def _chosen(training: Training) -> list[Choice]:
+def _best_settings(setup: Setup, source: BatchSource) -> list[AutoSetting]:
     """The choice for each automatic setting."""
-    config, embedder, images = training.config, training.network.embedder, training.sets.train
+    config, embedder, images = setup.config, setup.network.embedder, setup.sets.train
     whitened = config.model.whitening == "all"
-    choosing = training.left_open & (
-        {"model.shrinkage", "optimizer.lr"} if _head_only(training) else {"model.shrinkage"}
-    )
+    choosing = setup.undecided & ({"model.shrinkage", "optimizer.lr"} if _head_only(setup) else {"model.shrinkage"})
     if not choosing:
-        return []
-    if too_few(config, images):  # with a whitening, ``settle`` has chosen already
         return []
     names = set(class_disjoint_split(images, "random", config.run.seed)[0].names)
     fitting = np.array([name in names for name in images.names])
-    pooled, readable = _pooled(training)
-    data = HeadData(pooled, images.labels)
+    if isinstance(source, FeatureBatches) and _head_only(setup):
+        rows, readable = source.rows, source.readable
+    else:
+        policy = config.data.on_bad_image
+        rows = part_rows(embedder, images, frozen=config.model.freeze, on_bad_image=policy).rows
+        readable = np.asarray(np.isfinite(rows[:, 0]))
+    data = HeadData(torch.from_numpy(np.asarray(rows)).to(embedder.device), images.labels)
     fit, validation = data.of(fitting & readable), data.of(~fitting & readable)
     if min(fit.classes, validation.classes) < FEWEST_CLASSES or len(validation.labels) < FEWEST_QUERIES:
         few = few_photos(int(readable.sum()), fit.classes + validation.classes)
-        return _for_few(training, choosing, few)
+        return _for_few(setup, choosing, few)
     by = f"on {validation.classes:,} held-out training classes ({len(validation.labels):,} queries)"
-    chosen: list[Choice] = []
+    choices: list[AutoSetting] = []
     start = embedder
     features = _measured(embedder.head.inputs(validation.pooled), validation.labels)
     if whitened:
@@ -235,62 +195,54 @@ def _chosen(training: Training) -> list[Choice]:
                 value: measured_head(started_embedder(embedder, statistics, value), validation) for value in SHRINKAGES
             }
             best = max(tried, key=lambda value: tried[value].merit)
-            told = f"{tried[best]}; {features} of the features as they are"
-            chosen.append(Choice("model.shrinkage", best, f"the best of {_list(SHRINKAGES)} {by}: {told}"))
-        start = started_embedder(embedder, statistics, float(chosen[0].value if chosen else config.model.shrinkage))
+            results = f"{tried[best]}; {features} of the features as they are"
+            choices.append(AutoSetting("model.shrinkage", best, f"the best of {_list(SHRINKAGES)} {by}: {results}"))
+        start = started_embedder(embedder, statistics, float(choices[0].value if choices else config.model.shrinkage))
     untrained = measured_head(start, validation)
     reached = [untrained]
-    if steps := _trial_steps(training):
-        small = _smaller(config, fit)
+    if steps := trial_steps(setup):
+        small = _smaller_batches(config, fit.labels)
         trials = {}
         with ProgressLine("choosing the learning rate", len(RATES) * steps, "steps") as line:
             for rate in RATES:
                 trial = copy.deepcopy(start)
-                train_head(trial.split("pooling")[1], embedder.dim, fit, small, rate, steps, line.advance)
+                train_head(trial, fit, small, rate, steps, line.advance)
                 trials[rate] = measured_head(trial, validation)
         rate = max(trials, key=lambda value: trials[value].merit)
         reached.append(trials[rate])
-        told = f"{trials[rate]}; {untrained} before the first step"
-        chosen.append(Choice("optimizer.lr", rate, f"the best of {_list(RATES)} {by}: {told}"))
-        if whitened and "run.epochs" in training.left_open and untrained.merit >= trials[rate].merit:
-            chosen.append(
-                Choice(
-                    "run.steps", 0, f"no number of steps improves on the whitening {by}; set --steps to train anyway"
-                )
-            )
+        results = f"{trials[rate]}; {untrained} before the first step"
+        choices.append(AutoSetting("optimizer.lr", rate, f"the best of {_list(RATES)} {by}: {results}"))
+        if whitened and "run.epochs" in setup.undecided and untrained.merit >= trials[rate].merit:
+            reason = f"no number of steps improves on the whitening {by}; set --steps to train anyway"
+            choices.append(AutoSetting("run.steps", 0, reason))
+    # The features as they are may be the result if nothing but "auto" asks for another length or for steps.
+    length_is_open = config.model.dim in ("default", embedder.feature_dim) and not config.loss.dims
+    steps_are_open = {"run.epochs", "optimizer.lr"} <= setup.undecided or config.run.steps == 0
     if (
         "model.shrinkage" in choosing
         and features.merit > max(each.merit for each in reached)
-        and _may_keep_features(training)
+        and (whitened and _head_only(setup) and length_is_open and steps_are_open)
     ):
         reason = f"the features as they are do better than any last layer {by}: {features}"
         return [
-            Choice("model.whitening", "identity", reason),
-            Choice("model.dim", embedder.feature_dim, "the features keep their length"),
-            Choice("run.steps", 0, "nothing is trained; set --steps to train anyway"),
+            AutoSetting("model.whitening", "identity", reason),
+            AutoSetting("model.dim", embedder.feature_dim, "the features keep their length"),
+            AutoSetting("run.steps", 0, "nothing is trained; set --steps to train anyway"),
         ]
-    return chosen
+    return choices
 
 
-def _may_keep_features(training: Training) -> bool:
-    """Whether the features as they are may be the result: nothing but ``"auto"`` asks for another length or for steps."""
-    config = training.config
-    length_is_open = config.model.dim in ("default", training.network.embedder.feature_dim) and not config.loss.dims
-    steps_are_open = {"run.epochs", "optimizer.lr"} <= training.left_open or not training.batches.steps
-    return config.model.whitening == "all" and _head_only(training) and length_is_open and steps_are_open
-
-
-def _for_few(training: Training, choosing: frozenset[str], few: str) -> list[Choice]:
-    """The choices of ``settle`` for few images, where the readable ones turn out to be few."""
-    config = training.config
-    chosen: list[Choice] = []
+def _for_few(setup: Setup, choosing: frozenset[str], few: str) -> list[AutoSetting]:
+    """The choices of ``resolve_auto`` for few images, where the readable ones turn out to be few."""
+    config = setup.config
+    choices: list[AutoSetting] = []
     if config.model.whitening != "all":
-        return chosen
+        return choices
     if "model.shrinkage" in choosing:
-        chosen.append(Choice("model.shrinkage", config.model.shrinkage, few))
-    if {"optimizer.lr", "run.epochs"} <= training.left_open and _head_only(training) and training.batches.steps:
-        chosen.append(Choice("run.steps", 0, no_step_for_few(few)))
-    return chosen
+        choices.append(AutoSetting("model.shrinkage", config.model.shrinkage, few))
+    if {"optimizer.lr", "run.epochs"} <= setup.undecided and _head_only(setup) and config.run.steps != 0:
+        choices.append(AutoSetting("run.steps", 0, no_step_for_few(few)))
+    return choices
 
 
 def started_embedder(embedder: Embedder, statistics: ClassStatistics, shrinkage: float) -> Embedder:
@@ -311,12 +263,12 @@ def _measured(vectors: Tensor, labels: NDArray[np.int64]) -> HeadResult:
     return HeadResult(found["r@1"], found["map@r"])
 
 
-def _smaller(config: Config, data: HeadData) -> Config:
+def _smaller_batches(config: Config, labels: NDArray[np.int64]) -> Config:
     """The same batches with fewer classes: those that remain, and at most ``LARGEST`` images."""
     if config.batch.size == "all" or not isinstance(config.batch.size, int):
         return config
     each = config.batch.samples_per_class
-    sizes = np.bincount(data.labels)
+    sizes = np.bincount(labels)
     usable = len(sizes) if config.batch.small_classes == "repeat" else int((sizes >= each).sum())
     size = max(min(config.batch.size // each, LARGEST // each, usable), 1) * each
     return replace(config, batch=replace(config.batch, size=size))
@@ -363,9 +315,10 @@ def whiten_last_layer(training: Training, chosen: WhiteningSet) -> None:
     Raises:
         InputError: too few images of one class for the number of dimensions.
     """
-    embedder, team, train = training.network.embedder, training.machine.team, training.sets.train
-    team.first_alone(lambda: start_last_layer(training.config, embedder, chosen, train))  # perhaps hours on a CPU
-    if team.size > 1:
+    embedder, processes, train = training.network.embedder, training.machine.processes, training.sets.train
+    # Perhaps hours on a CPU.
+    processes.run_on_rank_zero(lambda: start_last_layer(training.config, embedder, chosen, train))
+    if processes.size > 1:
         for parameter in embedder.head.parameters():
             dist.broadcast(parameter.data, src=0)
 
@@ -389,6 +342,5 @@ def start_last_layer(config: Config, embedder: Embedder, chosen: WhiteningSet, t
     if config.run.head_steps:
         found = part_rows(embedder, train, on_bad_image=policy)
         data = HeadData(torch.from_numpy(np.asarray(found.rows)), train.labels)
-        rest = embedder.split("pooling")[1]
         lr = 1e-4 if config.optimizer.lr == "auto" else config.optimizer.lr
-        train_head(rest, embedder.dim, data.of(np.isfinite(found.rows[:, 0])), config, lr, config.run.head_steps)
+        train_head(embedder, data.of(np.isfinite(found.rows[:, 0])), config, lr, config.run.head_steps)

@@ -14,16 +14,15 @@ from recollect.config.resolve import resolve
 from recollect.data import load
 from recollect.losses import RecallAtK
 from recollect.models import Embedder
-from recollect.training.build import load_sets
-from recollect.training.given import Given, chosen_config
-from recollect.training.resuming import resume_command
+from recollect.training.build import PassedObjects, load_sets, training_config
+from recollect.training.run import resume_command
 from recollect.training.trainer import train
 
 
 def test_given_objects_are_named_and_recorded() -> None:
     embedder = Embedder.create("tiny", dim=8, size=32)
     with plugins.recording() as outside:
-        config = Given(loss=RecallAtK(), model=embedder).named(resolve("glyphs"))
+        config = PassedObjects(loss=RecallAtK(), model=embedder).named(resolve("glyphs"))
     assert config.loss.name == "given:recollect.losses.recall_at_k.RecallAtK"
     assert (config.model.init, config.model.dim, config.model.image_size) == ("given:tiny", 8, 32)
     assert {loaded.kind for loaded in outside} == {"loss", "backbone"}
@@ -32,23 +31,23 @@ def test_given_objects_are_named_and_recorded() -> None:
 
 
 def test_a_configuration_comes_from_one_place() -> None:
-    assert chosen_config("glyphs", ["run.seed=3"], {}, None, False).run.seed == 3
-    assert chosen_config(resolve("glyphs"), {"run.seed": 3}, {"loss.name": "smooth_ap"}, None, False).run.seed == 3
-    assert chosen_config(None, {}, {}, None, True).name == "folder"
+    assert training_config("glyphs", ["run.seed=3"], {}, None, False).run.seed == 3
+    assert training_config(resolve("glyphs"), {"run.seed": 3}, {"loss.name": "smooth_ap"}, None, False).run.seed == 3
+    assert training_config(None, {}, {}, None, True).name == "folder"
     with pytest.raises(ConfigError, match="either"):
-        chosen_config(None, {}, {}, None, False)
+        training_config(None, {}, {}, None, False)
 
 
 def test_the_verdict_uses_given_test_images_unless_nothing_is_known_of_the_network(tmp_path: Path) -> None:
     root = make_images(make_images(tmp_path, classes=2), classes=3, split="test", seed=1)
     test, network = load("folder", root, "test"), Embedder.create("tiny")
     config = small_config(root)
-    found = load_sets(config, Given(test_set=test)).held_out
+    found = load_sets(config, PassedObjects(test_set=test)).held_out
     assert found is not None
     assert set(found.names) == set(test.names)
-    assert load_sets(config, Given(test_set=test, model=network)).held_out is None
-    assert load_sets(config, Given(model=network)).held_out is None
-    assert load_sets(config, Given(train_set=load("folder", root, "train"))).held_out is None
+    assert load_sets(config, PassedObjects(test_set=test, model=network)).held_out is None
+    assert load_sets(config, PassedObjects(model=network)).held_out is None
+    assert load_sets(config, PassedObjects(train_set=load("folder", root, "train"))).held_out is None
     own = load_sets(config).held_out
     assert own is not None
     assert set(own.names) == set(test.names)
@@ -65,7 +64,7 @@ def test_other_types_are_refused() -> None:
 
 def test_pretrained_is_what_the_model_says() -> None:
     module = nn.Conv2d(3, 4, 3)
-    assert not Given(model=module).pretrained
+    assert not PassedObjects(model=module).pretrained
     module.pretrained = True  # type: ignore[assignment]
-    assert Given(model=module).pretrained
-    assert not Given(model=Embedder.create("tiny")).pretrained
+    assert PassedObjects(model=module).pretrained
+    assert not PassedObjects(model=Embedder.create("tiny")).pretrained

@@ -1,6 +1,6 @@
 """Processes that train one model together: their ranks and their communication.
 
-``large_batch_step`` talks to other processes only through ``Team``, four times per step, independent of the model and the
+``large_batch_step`` talks to other processes only through ``Processes``, four times per step, independent of the model and the
 number of chunks: a header of three numbers, embeddings with labels, the gradient of the embeddings with the loss, and every
 parameter gradient in one flat buffer. Sums, not means: a batch has one loss, for any number of processes. ``start`` and
 ``stop`` create and end the process group for ``torchrun``.
@@ -44,7 +44,7 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class Team:
+class Processes:
     """The processes that share a batch. With one process nothing is sent.
 
     Args:
@@ -58,8 +58,8 @@ class Team:
     group: dist.ProcessGroup | None = None
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | None = None) -> Team:
-        """The team of ``group``, by default of every process that ``torch.distributed`` was started with."""
+    def of(cls, group: dist.ProcessGroup | None = None) -> Processes:
+        """The processes of ``group``, by default of every process that ``torch.distributed`` was started with."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(group), dist.get_world_size(group), group)
@@ -150,7 +150,7 @@ class Team:
             if count > 0:
                 parameter.grad = part.view_as(parameter).to(parameter.dtype, copy=True)
 
-    def from_first(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """The first process's ``value``, on every process."""
         if self.size == 1:
             return value
@@ -158,7 +158,7 @@ class Team:
         dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]
 
-    def from_each(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Every process's ``value``, on every process."""
         if self.size == 1:
             return [value]
@@ -166,7 +166,7 @@ class Team:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def first_alone(self, work: Callable[[], None]) -> None:
+    def run_on_rank_zero(self, work: Callable[[], None]) -> None:
         """Let the first process do ``work`` while the others wait for it, as long as it takes.
 
         The first process tells the others now and then that it is still at work: one that was stopped or cut off is
@@ -234,11 +234,11 @@ class LostProcessError(RecollectError):
 
 
 @contextmanager
-def losing_no_process(team: Team, advice: Callable[[], str]) -> Iterator[None]:
+def distributed_errors(processes: Processes, advice: Callable[[], str]) -> Iterator[None]:
     """Turn the error that ``torch.distributed`` raises when another process is gone into a readable one.
 
     Args:
-        team: the processes.
+        processes: the processes.
         advice: returns what to do then; called only when it happens.
 
     Raises:
@@ -248,38 +248,27 @@ def losing_no_process(team: Team, advice: Callable[[], str]) -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error).lower()
-        if team.size == 1 or not any(words in text for words in _LOST):
+        if processes.size == 1 or not any(words in text for words in _LOST):
             raise
         traceback.clear_frames(error.__traceback__)  # they keep the group, and its threads, alive after ``stop``
         raise LostProcessError(
-            f"another of the {team.size} processes ended or did not respond for {minutes_of_patience():g} minutes; "
-            f"process {team.rank} stops. {advice()}"
+            f"another of the {processes.size} processes ended or did not respond for {minutes_of_patience():g} minutes; "
+            f"process {processes.rank} stops. {advice()}"
         ) from error
 
 
 def minutes_of_patience() -> float:
-    """``RECOLLECT_TEAM_MINUTES``, or ``MINUTES`` by default.
-
-    Raises:
-        ConfigError: it is not a number above 0.
-    """
-    said = os.environ.get("RECOLLECT_TEAM_MINUTES", str(MINUTES))
-    try:
-        minutes = float(said)
-    except ValueError:
-        minutes = 0.0
-    if not 0 < minutes <= 10_000:
-        raise ConfigError(f"RECOLLECT_TEAM_MINUTES is {said!r}: set it to a number of minutes above 0.")
-    return minutes
+    """``RECOLLECT_TEAM_MINUTES``, or ``MINUTES`` by default."""
+    return float(os.environ.get("RECOLLECT_TEAM_MINUTES", MINUTES))
 
 
-def start(device: str = "cpu") -> Team:
+def start(device: str = "cpu") -> Processes:
     """Join the processes that ``torchrun`` started; without ``torchrun``, a single process.
 
     NCCL when the device is a GPU, Gloo otherwise. Each GPU process takes the GPU of its local number.
     """
     if "WORLD_SIZE" not in os.environ or not dist.is_available():
-        return Team()
+        return Processes()
     if not dist.is_initialized():
         if device.startswith("cuda"):
             local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -295,7 +284,7 @@ def start(device: str = "cpu") -> Team:
         importlib.import_module("torch.distributed.nn.functional")
         backend = "nccl" if device.startswith("cuda") else "gloo"
         dist.init_process_group(backend, timeout=timedelta(minutes=minutes_of_patience()))
-    return Team.of()
+    return Processes.of()
 
 
 def stop() -> None:

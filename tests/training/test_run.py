@@ -9,7 +9,7 @@ import pytest
 from recollect.common.errors import ConfigError, DataError, StorageError
 from recollect.common.files import new_folder, write_json
 from recollect.config.schema import Config
-from recollect.training.run_folder import RunFolder
+from recollect.training.run import RunFolder
 
 
 def test_a_run_that_never_began_leaves_its_place_free(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,25 @@ from recollect.data import load
 from recollect.evaluation import Verdict, evaluate
 from recollect.inference.models import load_initial_model, make_embedder
 from recollect.models import Embedder, whitening_from_classes
-from recollect.step.team import Team
-from recollect.training import last_layer
-from recollect.training.build import build
-from recollect.training.estimate import estimate
-from recollect.training.judging import judge
-from recollect.training.last_layer import (
+from recollect.step.distributed import Processes
+from recollect.training import head
+from recollect.training.batches import FeatureBatches
+from recollect.training.build import Setup, build, final_config, open_source, prepare
+from recollect.training.head import (
     LONGEST,
     RATES,
     SHRINKAGES,
     HeadData,
     HeadResult,
-    all_trial_steps,
     choose_start,
     train_head,
+    trial_steps,
     whiten_last_layer,
     whitening_images,
 )
-from recollect.training.outcome import final_config
-from recollect.training.run_folder import RunFolder
+from recollect.training.judging import judge
+from recollect.training.plan import make_plan
+from recollect.training.run import RunFolder
 from recollect.training.trainer import plan, train
 
 HEAD = {
@@ -72,7 +72,7 @@ def test_no_steps_give_the_closed_form(root: Path, tmp_path: Path) -> None:
     config = small_config(root, **{**HEAD, "model.shrinkage": 0.3, "run.epochs": None, "run.steps": 0})
     outcome = train(config, tmp_path / "run")
     assert (outcome.steps, outcome.chosen_step) == (0, 0)
-    training = build(config, CPU, Team())
+    training = build(prepare(config, CPU, Processes()))
     try:
         embedder, images = training.network.embedder, training.sets.train
         features = embedder.embed([images.read(i) for i in range(len(images))], before_head=True, progress=False)
@@ -88,30 +88,27 @@ def test_no_steps_give_the_closed_form(root: Path, tmp_path: Path) -> None:
 
 
 def test_the_head_alone_learns_and_repeats_itself(root: Path) -> None:
-    training = build(small_config(root, **HEAD), CPU, Team())
-    try:
-        training.prepare()
-        data = HeadData(torch.from_numpy(np.asarray(training.batches.feed.features)), training.sets.train.labels)  # type: ignore[attr-defined]
-        start = training.network.embedder.split("pooling")[1]
-        heads = [copy.deepcopy(start), copy.deepcopy(start)]
-        for head in heads:
-            train_head(head, 16, data, training.config, 1e-2, 20)
-        one, other = (head.state_dict() for head in heads)
-        assert same_bits(one, other)
-        assert not same_bits(one, start.state_dict())
-    finally:
-        training.close()
+    setup = prepare(small_config(root, **HEAD), CPU, Processes())
+    data = HeadData(torch.from_numpy(np.asarray(open_source(setup).rows)), setup.sets.train.labels)  # type: ignore[union-attr]
+    start = setup.network.embedder
+    one, other = copy.deepcopy(start), copy.deepcopy(start)
+    for embedder in (one, other):
+        train_head(embedder, data, setup.config, 1e-2, 20)
+    assert same_bits(one.state_dict(), other.state_dict())
+    before, after = start.state_dict(), one.state_dict()
+    assert {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])} == {"head"}
 
 
 def test_the_head_alone_trains_class_vectors_at_their_own_learning_rate(root: Path) -> None:
-    data, heads = HeadData(torch.randn(96, 8), np.repeat(np.arange(16), 6)), []
-    start = torch.nn.Linear(8, 4)
+    start, heads = Embedder.create("tiny", size=24, dim=4), []
+    data = HeadData(torch.randn(96, start.feature_dim), np.repeat(np.arange(16), 6))
     for multiplier in (1.0, 1.0, 100.0):
         settings = {"loss.name": "norm_softmax", "loss.options": {}, "optimizer.loss_multiplier": multiplier}
         heads.append(copy.deepcopy(start))
-        train_head(heads[-1], 4, data, small_config(root, **HEAD, **settings), 1e-3, 5)
-    assert torch.equal(heads[0].weight, heads[1].weight)
-    assert not torch.allclose(heads[0].weight, heads[2].weight)
+        train_head(heads[-1], data, small_config(root, **HEAD, **settings), 1e-3, 5)
+    weights = [embedder.head.linear.weight for embedder in heads]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.allclose(weights[0], weights[2])
 
 
 def test_finding_the_first_image_and_finding_all_of_them_count_alike() -> None:
@@ -123,22 +120,18 @@ def test_finding_the_first_image_and_finding_all_of_them_count_alike() -> None:
 def test_a_last_layer_is_trained_only_if_that_improves_on_its_closed_form(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trained(head: torch.nn.Module, *_: Any) -> None:
-        torch.nn.init.constant_(next(head.parameters()), 7.0)
+    def trained(embedder: Embedder, *_: Any) -> None:
+        torch.nn.init.constant_(next(embedder.split("pooling")[1].parameters()), 7.0)
 
     def measured(embedder: Embedder, data: HeadData) -> HeadResult:
         was_trained = bool((next(embedder.split("pooling")[1].parameters()) == 7.0).all())
         return HeadResult(0.5 + (gain if was_trained else 0.0), 0.5)
 
-    monkeypatch.setattr(last_layer, "train_head", trained)
-    monkeypatch.setattr(last_layer, "measured_head", measured)
-    training = build(own_photos(root, **HEAD, **{"model.init": "tiny"}), CPU, Team())
-    try:
-        training.prepare()
-        for gain in (-0.1, 0.0, 0.1):
-            assert (choose_start(training).batches.steps == 0) == (gain <= 0)
-    finally:
-        training.close()
+    monkeypatch.setattr(head, "train_head", trained)
+    monkeypatch.setattr(head, "measured_head", measured)
+    setup = prepare(own_photos(root, **HEAD, **{"model.init": "tiny"}), CPU, Processes())
+    for gain in (-0.1, 0.0, 0.1):
+        assert (build(choose_start(setup, open_source(setup))).steps == 0) == (gain <= 0)
 
 
 def test_where_few_photos_can_be_read_the_closed_form_is_kept(root: Path, tmp_path: Path) -> None:
@@ -148,59 +141,50 @@ def test_where_few_photos_can_be_read_the_closed_form_is_kept(root: Path, tmp_pa
         for image in (photos / "train" / f"train-{number:02d}").iterdir():
             image.write_bytes(b"broken")
     settings = {"model.init": "tiny", "data.on_bad_image": "skip"}
-    training = build(own_photos(photos, **HEAD, **settings), CPU, Team())
-    try:
-        training.prepare()
-        chosen = choose_start(training)
-        assert (chosen.config.run.steps, chosen.batches.steps) == (0, 0)
-        reasons = {choice.key: choice.reason for choice in chosen.choices}
-        assert "36 photos of 6 training classes are too few" in reasons["run.steps"]
-        assert "36 photos of 6 training classes are too few" in reasons["model.shrinkage"]
-    finally:
-        training.close()
+    setup = prepare(own_photos(photos, **HEAD, **settings), CPU, Processes())
+    setup = choose_start(setup, open_source(setup))
+    assert (setup.config.run.steps, build(setup).steps) == (0, 0)
+    reasons = {setting.name: setting.reason for setting in setup.chosen}
+    assert "36 photos of 6 training classes are too few" in reasons["run.steps"]
+    assert "36 photos of 6 training classes are too few" in reasons["model.shrinkage"]
 
 
 def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_layer, "SHRINKAGES", SHRINKAGES[::3])  # each takes a second
-    training = build(own_photos(root), CPU, Team())
-    try:
-        training.prepare()
-        assert all_trial_steps(training) == len(RATES) * min(training.batches.steps, LONGEST) > 0
-        assert estimate(training).time.seconds_choosing > 0
-        chosen = choose_start(training)
-        assert all_trial_steps(chosen) == 0
-        assert chosen.config.model.shrinkage in SHRINKAGES
-        assert chosen.config.optimizer.lr in RATES
-        assert chosen.trained.optimizer.param_groups[0]["base_lr"] == pytest.approx(chosen.config.optimizer.lr)
-        reasons = {choice.key: choice.reason for choice in chosen.choices}
-        assert "8 held-out training classes" in reasons["model.shrinkage"]
-        assert choose_start(chosen) is chosen, "nothing is left open"
-    finally:
-        training.close()
+    monkeypatch.setattr(head, "SHRINKAGES", SHRINKAGES[::3])  # each takes a second
+    setup = prepare(own_photos(root), CPU, Processes())
+    assert 0 < trial_steps(setup) <= LONGEST
+    assert make_plan(setup).seconds_choosing > 0
+    source = open_source(setup)
+    chosen = choose_start(setup, source)
+    assert trial_steps(chosen) == 0
+    assert chosen.config.model.shrinkage in SHRINKAGES
+    assert chosen.config.optimizer.lr in RATES
+    optimizer = build(chosen, source).trained.optimizer
+    assert optimizer.param_groups[0]["base_lr"] == pytest.approx(chosen.config.optimizer.lr)
+    reasons = {setting.name: setting.reason for setting in chosen.chosen}
+    assert "8 held-out training classes" in reasons["model.shrinkage"]
+    assert choose_start(chosen, source) is chosen, "nothing is undecided"
     whole = {"model.freeze": "none", "model.whitening": "all", "run.steps": 1, "run.epochs": None, "optimizer.lr": 2e-4}
-    training = build(own_photos(root, **whole), CPU, Team())
-    try:  # the start of fine-tuning: its features are computed anyway
-        found = choose_start(training)
-        assert found.config.model.shrinkage == chosen.config.model.shrinkage
-        assert found.config.optimizer == training.config.optimizer
-    finally:
-        training.close()
-    training = build(own_photos(root, **{"model.shrinkage": 0.4, "optimizer.lr": 2e-4, "run.epochs": 3}), CPU, Team())
-    try:
-        assert choose_start(training) is training
-    finally:
-        training.close()
+    setup = prepare(own_photos(root, **whole), CPU, Processes())
+    with closing(open_source(setup)) as source:  # the start of fine-tuning: its features are computed anyway
+        found = choose_start(setup, source)
+    assert found.config.model.shrinkage == chosen.config.model.shrinkage
+    assert found.config.optimizer == setup.config.optimizer
+    settings = {"model.shrinkage": 0.4, "optimizer.lr": 2e-4, "run.epochs": 3}
+    setup = prepare(own_photos(root, **settings), CPU, Processes())
+    assert choose_start(setup, open_source(setup)) is setup
 
 
-def _with_features(training: Any, draw: Callable[[int, int], np.ndarray]) -> Any:
-    """``training`` with made-up features: ``draw`` gives those of a class, images × length."""
-    labels, feed = training.sets.train.labels, training.batches.feed
-    rows = np.zeros_like(np.asarray(feed.features))
+def _choice_on(config: Config, draw: Callable[[int, int], np.ndarray]) -> Setup:
+    """What is chosen on made-up features: ``draw`` gives those of a class, images × length."""
+    setup = prepare(config, CPU, Processes())
+    source, labels = open_source(setup), setup.sets.train.labels
+    assert isinstance(source, FeatureBatches)
+    source.rows = np.zeros_like(np.asarray(source.rows))
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        rows[members] = draw(len(members), rows.shape[1])
-    feed._found = dataclasses.replace(feed._found, rows=rows)
-    return training
+        source.rows[members] = draw(len(members), source.rows.shape[1])
+    return choose_start(setup, source)
 
 
 @pytest.mark.release
@@ -208,34 +192,26 @@ def test_no_last_layer_is_added_where_none_improves_on_the_features(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noise that is the same in every direction: what is learned about it is chance."""
-    monkeypatch.setattr(last_layer, "SHRINKAGES", (0.1, 1.0))
-    monkeypatch.setattr(last_layer, "RATES", (1e-4,))
+    monkeypatch.setattr(head, "SHRINKAGES", (0.1, 1.0))
+    monkeypatch.setattr(head, "RATES", (1e-4,))
     random = np.random.default_rng(0)
 
     def draw(count: int, length: int) -> np.ndarray:
         return random.normal(size=length) + 3 * random.normal(size=(count, length))
 
-    config = own_photos(root, **{"model.dim": "default"})
-    training = build(config, CPU, Team())
-    try:
-        training.prepare()
-        found = choose_start(_with_features(training, draw))
-        model = found.config.model
-        assert (model.whitening, model.dim, found.config.run.steps, found.batches.steps) == ("identity", 1280, 0, 0)
-        assert "the features as they are" in {choice.key: choice.reason for choice in found.choices}["model.whitening"]
-        embedder, images = found.network.embedder, found.sets.train
-        whiten_last_layer(found, whitening_images(found.config, images))
-        pictures = [images.read(index) for index in range(6)]
-        features = embedder.embed(pictures, before_head=True, progress=False)
-        torch.testing.assert_close(embedder.embed(pictures, progress=False), torch.nn.functional.normalize(features))
-    finally:
-        training.close()
-    training = build(own_photos(root), CPU, Team())  # with another length asked for, a last layer is needed
-    try:
-        training.prepare()
-        assert choose_start(_with_features(training, draw)).config.model.dim == 16
-    finally:
-        training.close()
+    found = _choice_on(own_photos(root, **{"model.dim": "default"}), draw)
+    model, training = found.config.model, build(found)
+    assert (model.whitening, model.dim, found.config.run.steps, training.steps) == ("identity", 1280, 0, 0)
+    assert "the features as they are" in {setting.name: setting.reason for setting in found.chosen}["model.whitening"]
+    embedder, images = found.network.embedder, found.sets.train
+    whitening_set = whitening_images(found.config, images)
+    assert whitening_set is not None
+    whiten_last_layer(training, whitening_set)
+    pictures = [images.read(index) for index in range(6)]
+    features = embedder.embed(pictures, before_head=True, progress=False)
+    torch.testing.assert_close(embedder.embed(pictures, progress=False), torch.nn.functional.normalize(features))
+    # With another length asked for, a last layer is needed.
+    assert _choice_on(own_photos(root), draw).config.model.dim == 16
 
 
 def test_features_as_they_are_have_their_own_length(root: Path, tmp_path: Path) -> None:
@@ -247,26 +223,21 @@ def test_features_as_they_are_have_their_own_length(root: Path, tmp_path: Path) 
 @pytest.mark.release
 def test_directions_are_not_whitened_where_that_loses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little noise in the directions that tell classes apart: whitening would enlarge the noise of the others."""
-    monkeypatch.setattr(last_layer, "SHRINKAGES", SHRINKAGES[::2] + SHRINKAGES[-1:])
-    monkeypatch.setattr(last_layer, "RATES", (1e-4,))
+    monkeypatch.setattr(head, "SHRINKAGES", SHRINKAGES[::2] + SHRINKAGES[-1:])
+    monkeypatch.setattr(head, "RATES", (1e-4,))
     random = np.random.default_rng(0)
 
     def draw(count: int, length: int) -> np.ndarray:
         spread = np.where(np.arange(length) < 8, 1.0, 0.02)
         return spread * (random.normal(size=length) + 0.5 * random.normal(size=(count, length)))
 
-    training = build(own_photos(root, **{"model.dim": 8}), CPU, Team())
-    try:
-        training.prepare()
-        assert choose_start(_with_features(training, draw)).config.model.shrinkage >= 0.9
-    finally:
-        training.close()
+    assert _choice_on(own_photos(root, **{"model.dim": 8}), draw).config.model.shrinkage >= 0.9
 
 
 def test_a_training_ends_with_a_verdict(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_layer, "SHRINKAGES", (0.1, 1.0))  # each takes a second
+    monkeypatch.setattr(head, "SHRINKAGES", (0.1, 1.0))  # each takes a second
     caplog.set_level("INFO", "recollect")
     broken = root / "test" / "test-00" / "broken.png"
     broken.write_bytes(b"broken")
@@ -286,7 +257,7 @@ def test_a_training_ends_with_a_verdict(
     assert again.verdicts == outcome.verdicts
     final = final_config(tmp_path / "run")
     assert (final.data.train_split, final.run.steps, final.run.verdict) == ("all", 2, False)
-    lines = "\n".join(plan(final)[1])
+    lines = "\n".join(plan(final).lines())
     assert "none are left for testing" in lines
     assert "144 images, 24 classes" in lines
 
@@ -311,7 +282,7 @@ def test_a_verdict_compares_with_the_pretrained_network_on_classes_that_were_not
 
 def test_there_is_no_verdict_without_anything_to_compare_with(root: Path) -> None:
     random = small_config(root, **HEAD)
-    training = build(random, CPU, Team())
+    training = build(prepare(random, CPU, Processes()))
     try:
         train_set, embedder = training.sets.train, training.network.embedder
         assert judge(random, embedder, train_set, train_set, 1).verdicts == {}, (
@@ -325,7 +296,7 @@ def test_there_is_no_verdict_without_anything_to_compare_with(root: Path) -> Non
 def test_the_plan_says_what_is_held_out_and_what_is_left_out(root: Path, tmp_path: Path) -> None:
     photos = make_images(tmp_path, classes=6, split="photos") / "photos"
     (photos / "photos-00" / "notes.txt").write_text("not an image")
-    lines = "\n".join(plan(own_photos(photos))[1])
+    lines = "\n".join(plan(own_photos(photos)).lines())
     assert "18 images used; 1 left out: 1 not an image; 3 classes held out for testing" in lines
     assert "--final" in lines
 
@@ -335,7 +306,7 @@ def test_fine_tuning_may_begin_with_the_head(root: Path, tmp_path: Path) -> None
     settings = {"model.whitening": "all", "model.shrinkage": 0.3, "optimizer.lr": 1e-2}
     found = []
     for steps in (0, 3, 3):
-        training = build(small_config(root, **settings, **{"run.head_steps": steps}), CPU, Team())
+        training = build(prepare(small_config(root, **settings, **{"run.head_steps": steps}), CPU, Processes()))
         try:
             chosen = whitening_images(training.config, training.sets.train)
             assert chosen is not None
@@ -352,7 +323,7 @@ def test_fine_tuning_may_begin_with_the_head(root: Path, tmp_path: Path) -> None
 
 def test_too_few_images_for_a_whitening_are_said_to_be_that(root: Path) -> None:
     config = small_config(root, **{"model.whitening": 20_000})
-    training = build(config, CPU, Team())
+    training = build(prepare(config, CPU, Processes()))
     try:
         with pytest.raises(ConfigError, match=r"model.whitening 20000 .* set model.whitening=\d+ or lower"):
             whitening_images(config, training.sets.train)

@@ -12,6 +12,10 @@
 
 Everything except ``metrics.jsonl`` and ``train.log`` is written atomically, including the folder itself with its
 configuration. A folder that is not empty is never overwritten, except for the remains of an interrupted start.
+
+A checkpoint holds everything that the next step depends on: weights, the loss's parameters and memory, the optimizer, the
+scaler of fp16, the position of the sampler in its epoch, and the random states of every process. The schedule is a function
+of the step and is not stored. Anything added to the loop's state must be added there, or resuming is no longer exact.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ import platform
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -33,10 +37,11 @@ from typing import Any
 
 import torch
 import yaml
+from torch import Tensor, nn
 
 from recollect._version import __version__
-from recollect.common.console import PROGRESS, ProgressLine
-from recollect.common.errors import ConfigError, DataError
+from recollect.common import plugins
+from recollect.common.errors import ConfigError, DataError, StorageError, in_one_line
 from recollect.common.files import (
     append_line,
     atomic_write,
@@ -47,16 +52,29 @@ from recollect.common.files import (
     write_json,
     write_text,
 )
-from recollect.common.images import BadImage
+from recollect.common.images import MAX_PIXELS, BadImage
 from recollect.common.reading import read_json, read_json_lines
 from recollect.common.text import printable
-from recollect.config.resolve import absolute_names, as_mapping
+from recollect.config.resolve import absolute_names, as_mapping, changeable_settings, with_changes, with_settings
 from recollect.config.schema import Config
 from recollect.data.folders import counted
-from recollect.inference.models import END, TO_END, RunFiles, absolute_roots, absolute_weights
+from recollect.evaluation import Verdict
+from recollect.inference.models import (
+    CHECKPOINT_FORMAT,
+    CHECKPOINT_REMEDY,
+    END,
+    TO_END,
+    RunFiles,
+    absolute_roots,
+    absolute_weights,
+    read_checkpoint,
+    refuse_moved,
+    relative_roots,
+)
 from recollect.inference.training_record import FILE as TRAINED_ON, TrainedOn, carry_record
 from recollect.models import Embedder
-from recollect.step.team import Team
+from recollect.step.distributed import Processes
+from recollect.step.large_batch import random_state, set_random_state
 
 logger = logging.getLogger(__name__)
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "pytorch-metric-learning")
@@ -176,11 +194,11 @@ class RunFolder(RunFiles):
         """Add entries to ``manifest.json``."""
         write_json(self.manifest_file, {**self.read_manifest(), **values})
 
-    def note_skipped(self, bad: Sequence[BadImage], told: Collection[str] = ()) -> str:
-        """List images that could not be read in the manifest; returns a message about those not ``told`` of before."""
+    def note_skipped(self, bad: Sequence[BadImage], reported: Collection[str] = ()) -> str:
+        """List images that could not be read in the manifest; returns a message about those not ``reported`` before."""
         self.update_manifest(skipped=[{"name": each.name, "reason": each.reason, "kind": each.kind} for each in bad])
-        new = [each for each in bad if each.name not in told]
-        more = " more" if told else ""
+        new = [each for each in bad if each.name not in reported]
+        more = " more" if reported else ""
         if len(new) == 1:
             return f"skipped    1{more} image cannot be read. {printable(str(new[0]))}"
         reasons = counted(Counter(each.kind for each in new))
@@ -226,18 +244,8 @@ class RunFolder(RunFiles):
 
 
 def _is_record(record: Mapping[str, Any]) -> bool:
-    """Whether a line of ``metrics.jsonl`` has everything its readers need."""
-    step, kind = record.get("step"), record.get("kind")
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-        return False
-    values = [value for key, value in record.items() if key not in ("kind", "split")]
-    if kind == "step":
-        return all(value is None or isinstance(value, int | float) for value in values)
-    return (
-        kind == "evaluation"
-        and isinstance(record.get("split"), str)
-        and all(isinstance(v, int | float) for v in values)
-    )
+    """Whether a line of ``metrics.jsonl`` is one of a step or an evaluation."""
+    return isinstance(record.get("step"), int) and (record.get("kind") == "step" or "split" in record)
 
 
 def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
@@ -272,10 +280,10 @@ def now() -> str:
 
 
 @contextlib.contextmanager
-def alone(folder: RunFolder, team: Team) -> Iterator[None]:
+def exclusive_lock(folder: RunFolder, processes: Processes) -> Iterator[None]:
     """Hold the run's lock: two processes that write the same run would damage it, so the second is refused."""
-    lock = try_lock(folder.lock) if team.rank == 0 else None
-    free = team.from_first(lock is not None or team.rank != 0)
+    lock = try_lock(folder.lock) if processes.rank == 0 else None
+    free = processes.broadcast(lock is not None or processes.rank != 0)
     if not free:
         raise ConfigError(f"{folder.path} is being trained by another process: wait for it, or stop it first.")
     if lock is not None:
@@ -287,56 +295,6 @@ def alone(folder: RunFolder, team: Team) -> Iterator[None]:
             lock.close()  # the file stays: if it were removed, one process could lock the old file and another a new one
 
 
-class Log:
-    """Writes the logs of a training: ``metrics.jsonl``, ``train.log``, the progress line. Other loggers: ``loggers.py``.
-
-    Args:
-        folder: the run; None on all processes except the first, which then write nothing.
-        line: the progress line.
-    """
-
-    def __init__(self, folder: RunFolder | None, line: ProgressLine) -> None:
-        self.folder, self.line = folder, line
-        self.latest: dict[str, dict[str, float]] = {}
-        self._watched = ""
-        for record in () if folder is None else folder.read_metrics():  # of a run that is resumed
-            if record["kind"] == "evaluation":
-                values = {key: value for key, value in record.items() if key not in ("kind", "step", "split")}
-                self.latest[record["split"]] = values
-
-    def step(self, **record: Any) -> None:
-        """One optimizer step."""
-        memory = record["memory_mb"]
-        # The most important comes first: a narrow terminal cuts the rest.
-        note = (
-            f"loss {record['loss']:.4f} {record['images_per_second']:,.0f} images/s{self._watched} "
-            f"epoch {record['epoch']:.1f}{'' if memory is None else f' {memory:,} MB'}"
-        )
-        told = self.line.advance(1, note=note)
-        if told is not None and self.folder is not None:
-            self.folder.append_log(told)
-        self._write({"kind": "step", **record})
-
-    def evaluation(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
-        """One evaluation of the set ``name``."""
-        self.latest[name] = dict(metrics)
-        first = next(iter(metrics))
-        self._watched = f" {name} {first} {100 * metrics[first]:.1f}"
-        if self.folder is not None:
-            # A custom metric need not be a fraction.
-            figures = "  ".join(
-                f"{key} {100 * v:.1f}" if abs(v) <= 1 else f"{key} ({v:.4g})" for key, v in metrics.items()
-            )
-            line = f"{name:<10} after step {step:,}, in %: {figures}"
-            logger.info(line, extra=PROGRESS)
-            self.folder.append_log(line)
-        self._write({"kind": "evaluation", "step": step, "split": name, **metrics})
-
-    def _write(self, record: Mapping[str, Any]) -> None:
-        if self.folder is not None:
-            self.folder.append_metrics(record)
-
-
 def _processor_name() -> str:
     """The processor's display name, e.g. ``Intel(R) Xeon(R) Platinum 8481C``."""
     with contextlib.suppress(OSError, UnicodeDecodeError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
@@ -344,3 +302,203 @@ def _processor_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+# Checkpoints -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Progress:
+    """The progress of a training."""
+
+    step: int = 0
+    """Optimizer steps taken."""
+    epoch: int = 0
+    batch: int = 0
+    """Batches of this epoch that are done."""
+    seconds: float = 0.0
+    """Time spent, over all resumptions."""
+    best: dict[str, Any] = field(default_factory=dict)
+    """``step``, ``value`` and ``tie`` of the best evaluation so far; empty without validation."""
+
+
+@dataclass
+class Trained:
+    """The objects whose states make a checkpoint."""
+
+    model: nn.Module
+    loss: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    device: torch.device
+    processes: Processes
+
+
+def save_checkpoint(path: Path, trained: Trained, progress: Progress, sampler: dict[str, Any], chunk: int) -> None:
+    """Write a checkpoint. Every process calls it, one writes."""
+    states = trained.processes.all_gather(random_state(trained.device))
+    if trained.processes.rank == 0:
+        content = {
+            "format": CHECKPOINT_FORMAT,
+            "progress": vars(progress),
+            "sampler": sampler,
+            "chunk": chunk,
+            "model": trained.model.state_dict(),
+            "loss": trained.loss.state_dict(),
+            "optimizer": trained.optimizer.state_dict(),
+            "scaler": trained.scaler.state_dict(),
+            "random": states,
+        }
+        with atomic_write(path, size=_bytes_of(content)) as file:
+            torch.save(content, file)
+    trained.processes.barrier()
+
+
+def _bytes_of(value: Any) -> int:
+    """Bytes of all tensors in nested values: the minimum size of their file."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_bytes_of, inner))
+
+
+def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, Any], int]:
+    """Restore everything; returns the progress, the sampler's state and the chunk size.
+
+    Raises:
+        DataError: the file is damaged, belongs to another training, or was written with another number of processes.
+    """
+    content = read_checkpoint(path)
+    try:
+        states = content["random"]
+        if len(states) != trained.processes.size:
+            raise DataError(
+                f"{path} was written by {len(states)} processes, but there are {trained.processes.size} now: resume with "
+                "the same number, so that the run continues exactly."
+            )
+        progress = Progress(**content["progress"])
+        for name in ("model", "loss", "optimizer", "scaler"):
+            getattr(trained, name).load_state_dict(content[name])
+        set_random_state(trained.device, [state.cpu() for state in states[trained.processes.rank]])
+        return progress, content["sampler"], content["chunk"]
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{path}: not a checkpoint of this training ({type(error).__name__}: {in_one_line(error)}). {CHECKPOINT_REMEDY}"
+        ) from error
+
+
+def save_best(path: Path, model: nn.Module, step: int, value: float) -> None:
+    """Write the best weights so far."""
+    with atomic_write(path) as file:
+        torch.save({"format": CHECKPOINT_FORMAT, "step": step, "value": value, "model": model.state_dict()}, file)
+
+
+# Resuming --------------------------------------------------------------------------------------------------------------
+
+
+def resume_command(run: Path, outside: Sequence[plugins.Loaded] = ()) -> str:
+    """How to resume a run: in Python if objects were passed, with ``--trust`` if it names code from outside."""
+    if any(loaded.reference.startswith(f"{plugins.GIVEN}:") for loaded in outside):
+        return f"recollect.train(resume={str(run)!r}, …) in Python, with the same objects"
+    trust = " --trust" if any(plugins.is_reference(loaded.reference) for loaded in outside) else ""
+    return f"recollect train --resume {run}{trust}"
+
+
+def resumed_config(run: RunFolder, settings: Mapping[str, Any] | Iterable[str] = ()) -> Config:
+    """The configuration of a run to resume; ``settings``: those of ``CHANGEABLE``.
+
+    That the training images are still the same is checked when they are loaded (``refuse_other_training_images``).
+
+    Raises:
+        ConfigError: other settings. DataError: its images moved, or some of them would be refused.
+    """
+    before = run.read_config()
+    config = with_changes(before, settings, "a resumed run keeps its own settings")
+    refuse_moved(config.data)
+    least = before.data.max_pixels or MAX_PIXELS
+    if (config.data.max_pixels or MAX_PIXELS) < least:
+        raise DataError(
+            f"{run.path} was started with images of up to {least:,} pixels, and some of them may have more than "
+            f"{config.data.max_pixels:,}: give --max-pixels {least} or more, or none."
+        )
+    return config
+
+
+def note_resumption(folder: RunFolder, config: Config, outside: Sequence[plugins.Loaded]) -> None:
+    """Record that a run was resumed and where its images are now, and report code from outside that has changed."""
+    manifest = folder.read_manifest()
+    with plugins.trusting():  # the references are only written back
+        before = folder.read_config()
+        now_read = with_settings(before, changeable_settings(config))
+        if now_read != before:
+            folder.write_config(now_read)
+    place = {"root": absolute_roots(config.data).root, "relative": relative_roots(config.data, folder.path)}
+    folder.update_manifest(resumed=[*manifest.get("resumed", []), now()], data={**manifest.get("data", {}), **place})
+    for line in plugins.changed_code(manifest.get("outside", []), outside):
+        logger.warning(line)
+        folder.append_log(line)
+
+
+def refuse_other_weights(run: RunFolder, digest: str | None) -> None:
+    """Check that a run starts from the weights that it was started with; their file may have been replaced.
+
+    Args:
+        run: the run to resume, or to repeat on all classes.
+        digest: SHA-256 of the weights; None if there are none.
+
+    Raises:
+        ConfigError: others are recorded.
+    """
+    known = run.read_manifest().get("weights") or {}
+    before = str(known.get("sha256") or "")
+    if before and before != digest:
+        these = "random ones" if digest is None else f"{digest[:16]}…"
+        raise ConfigError(
+            f"{run.path} was started from other weights: {known.get('file')} with the SHA-256 {before[:16]}…, not {these}. "
+            "Name their file with --weights PATH, or start a new run."
+        )
+
+
+@contextlib.contextmanager
+def resumable(how: str) -> Iterator[None]:
+    """A full disk ends a run, but its last checkpoint is safe; add how to resume to the error."""
+    try:
+        yield
+    except StorageError as error:
+        advice = f"The run is safe up to its last checkpoint. Resume it with: {how}"
+        raise error.with_advice(advice) from error
+
+
+# The result -----------------------------------------------------------
+
+
+_KEPT = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a training."""
+
+    folder: Path
+    """The run; ``recollect.load(outcome.folder)`` opens its embedder."""
+    steps: int
+    seconds: float
+    chosen_step: int
+    """The step whose weights are in ``folder/model``."""
+    metrics: dict[str, dict[str, float]]
+    """The last evaluation of each watched set, as fractions."""
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    """Verdicts on the held-out classes, by baseline: ``"pretrained"``, ``"start"``."""
+
+    def for_manifest(self, **more: Any) -> dict[str, Any]:
+        """Plain values: ``outcome``, with ``more`` in it, and ``verdicts``."""
+        kept = {name: value for name, value in vars(self).items() if name in _KEPT}
+        return {"outcome": {**kept, **more}, "verdicts": {name: each.as_dict() for name, each in self.verdicts.items()}}
+
+    @classmethod
+    def of_manifest(cls, folder: Path, outcome: Mapping[str, Any], verdicts: Mapping[str, Any]) -> Outcome:
+        """The inverse of ``for_manifest``, also of what earlier versions wrote."""
+        values = {name: outcome.get(name, default) for name, default in _KEPT.items()}
+        return cls(folder, **values, verdicts={name: Verdict.from_dict(each) for name, each in verdicts.items()})

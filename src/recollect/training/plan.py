@@ -1,0 +1,387 @@
+"""The plan of a training, printed before it starts: sizes, memory, time, and all automatic settings.
+
+Times are those of two real steps (``optimizer.take_step``) and of one real batch of everything else, on the machine as busy as
+it is; memory is the peak of that. A step on more images than a few seconds allow is taken on a part of the batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from shlex import quote
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from recollect.common import machine
+from recollect.common.errors import ConfigError, in_bytes
+from recollect.common.text import in_digits, in_words, number_of, some_names
+from recollect.config.automatic import AutoSetting
+from recollect.data import ImageSet
+from recollect.data.folders import summary
+from recollect.data.image_set import Indices
+from recollect.data.pipeline import Batch
+from recollect.evaluation.verdict import FEW_QUERIES
+from recollect.inference.evaluate import measure_labelled
+from recollect.inference.vectors import run_network, seconds_of_rows
+from recollect.losses.engine.simix import MAX_PAIRS
+from recollect.step.distributed import Processes
+from recollect.step.large_batch import large_batch_step, random_state, set_random_state
+from recollect.training.batches import BatchSource, make_sampler, number_of_steps
+from recollect.training.build import Setup, make_trained, open_source
+from recollect.training.head import LARGEST, RATES, trial_steps, whitening_images
+from recollect.training.optimizer import Position, take_step
+from recollect.training.run import Trained
+
+CORES = os.cpu_count() or 1
+_FEW, _EMBEDDED = 16, 64  # images of the first step, and embedded without a graph
+_SECONDS = 4.0  # that the second step may take
+_RANKED = 2000  # vectors
+_ERROR = 1.3  # how far a plan may be above the memory that a training uses (docs/training.md)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The figures of a training before it starts."""
+
+    data: str
+    root: str | None
+    """The folder or list, if the images are one's own."""
+    images: int
+    classes: int
+    classes_used: int
+    validation_classes: int
+    validation_queries: int
+    """Number of queries of sfm120k."""
+    validation_images: int
+    left_out: dict[str, int]
+    """Skipped files, by reason."""
+    held_out_classes: int
+    held_out_images: int
+    given_split: bool
+    """The data say which classes are for testing."""
+    all_classes: bool
+    """Whether nothing is held out, on purpose."""
+    shared_classes: tuple[str, ...]
+    """Classes of the test part that are trained on as well."""
+    init: str
+    image_size: int | None
+    own_size: bool
+    """Whether this is the resolution of its pre-training."""
+    parameters: int
+    trained_parameters: int
+    frozen: str
+    batch: int
+    classes_per_batch: int
+    virtual_batch: int
+    """Images and virtual images of the loss; SiMix adds one for each pair of a class, up to ``max_pairs``."""
+    chunk: int
+    processes: int
+    longer_side: int
+    """Maximum longer side of whole images; 0 if all have one size."""
+    steps: int
+    epochs: float
+    batches_per_epoch: int
+    device: str
+    precision: str
+    memory_mb: int
+    """Peak memory of the whole process; on a GPU, of the GPU."""
+    seconds: float
+    """Total."""
+    seconds_features: float
+    """Features of a frozen part, once."""
+    seconds_whitening: float
+    seconds_choosing: float
+    """Trials with several learning rates."""
+    seconds_per_step: float
+    """Reading, network, loss, optimizer."""
+    evaluations: int
+    seconds_per_evaluation: float
+    seconds_verdict: float
+    chosen: Sequence[AutoSetting]
+    """Automatic settings, with reasons."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for the manifest and ``--json``."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The plan as text."""
+        return [f"{name:<10} {text}" for name, text in self.rows()]
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """What each line is about, and its text."""
+        yield from self._data_rows()
+        size = f" at {self.image_size} px" if self.image_size else ""
+        frozen = f", frozen up to {self.frozen}: features are computed once" if self.frozen != "none" else ""
+        trained = f"{self.trained_parameters / 1e6:.2f} M trained{frozen}"
+        yield "model", f"{self.init}{size}: {self.parameters / 1e6:.1f} M parameters, {trained}"
+        if self.frozen != "none" and self.own_size:
+            yield (
+                "size",
+                f"features are computed at the resolution the network was pre-trained at, {self.image_size} px; "
+                "smaller photos are enlarged, because features are worse at other sizes (--image-size changes it)",
+            )
+        virtual = f", with SiMix {self.virtual_batch:,}" if self.virtual_batch > self.batch else ""
+        each = f", {self.batch // self.processes:,} on each of {self.processes} processes" if self.processes > 1 else ""
+        classes = number_of(self.classes_per_batch, "class")
+        yield "batch", f"{number_of(self.batch, 'image')} of {classes}{virtual}{each}"
+        whole = f", each of at most {self.longer_side} × {self.longer_side} pixels" if self.longer_side else ""
+        yield "chunk", f"{number_of(self.chunk, 'image')} in the network at once{whole}"
+        epochs = "1 epoch" if self.epochs == 1 else f"{in_digits(self.epochs)} epochs"
+        length = f"{epochs} of {number_of(self.batches_per_epoch, 'batch')}"
+        yield (
+            "length",
+            f"{number_of(self.steps, 'step')}: {length if self.steps else 'the last layer stays as it starts'}",
+        )
+        yield "machine", f"{self.device}, {self.precision}; about {self.memory_mb:,} MB"
+        parts = {
+            "features": self.seconds_features,
+            "whitening": self.seconds_whitening,
+            "choosing the learning rate": self.seconds_choosing,
+            f"steps ({self.seconds_per_step:.2g} s each)": self.seconds_per_step * self.steps,
+            "evaluations": self.evaluations * self.seconds_per_evaluation,
+            "verdict": self.seconds_verdict,
+        }
+        # Every part of at least 5 %.
+        shown = [
+            f"{name} {in_words(value)}" for name, value in parts.items() if value >= max(0.05 * self.seconds, 1e-9)
+        ]
+        yield "time", f"about {in_words(self.seconds)}" + (f": {', '.join(shown)}" if self.seconds >= 1 else "")
+        yield from (("chosen", str(setting)) for setting in self.chosen)
+
+    def _data_rows(self) -> Iterator[tuple[str, str]]:
+        unused = self.classes - self.classes_used
+        parts = [
+            f"{number_of(self.images, 'image')}, {number_of(self.classes_used, 'class')}"
+            f"{f' ({unused:,} too small to use)' if unused else ''}"
+        ]
+        if self.validation_classes:
+            parts.append(f"{number_of(self.validation_classes, 'class')} for validation")
+        if self.validation_queries:
+            parts.append(f"{self.validation_queries:,} queries of sfm120k for validation")
+        yield "data", f"{self.data}: {'; '.join(parts)}"
+        if self.left_out or self.held_out_classes:
+            yield "files", summary(self.images, self.left_out, self.held_out_classes)
+        if self.held_out_classes:
+            yield (
+                "held out",
+                f"{number_of(self.held_out_classes, 'class')} ({number_of(self.held_out_images, 'image')}), so that the result "
+                f"can be measured on unseen classes{'' if self.given_split else '; --test-share changes how many'}. When you "
+                "are satisfied with the settings, recollect train --final RUN trains on all classes",
+            )
+        if self.shared_classes and not self.all_classes:
+            count = number_of(len(self.shared_classes), "class of the test part is/classes of the test part are")
+            others = "" if self.held_out_classes else ", and there are no others: hold out whole classes, not images"
+            measured = f"the result is not measured there{others}"
+            yield "note", f"{count} trained on as well ({some_names(self.shared_classes)}); {measured}"
+            if self.root and not self.held_out_classes:
+                command = f"recollect train --data {quote(self.root)} --test-share 0.5"
+                yield "instead", f"pool both parts and hold out half of the classes: {command}"
+        if self.all_classes:
+            yield "note", "all classes are used for training: none are left for testing"
+        yield from (("note", remark) for remark in few_queries(self.validation_queries or self.validation_images))
+
+
+def few_queries(queries: int) -> list[str]:
+    """A remark if so few queries decide little; none if there are enough, or none at all."""
+    if not 0 < queries < FEW_QUERIES:
+        return []
+    points = 50 / math.sqrt(queries)
+    return [f"{queries:,} validation queries are few: chance alone changes r@1 by about {points:.0f} points"]
+
+
+def make_plan(setup: Setup) -> Plan:
+    """The plan of a training. ``setup`` is left as it was, weights and random states included.
+
+    Raises:
+        ConfigError: the training needs more memory than the machine has.
+    """
+    device = setup.machine.device
+    parameters = [parameter for parameter in setup.network.embedder.parameters() if parameter.requires_grad]
+    state, weights = random_state(device), [parameter.detach().clone() for parameter in parameters]
+    source = None if setup.network.frozen is not None else open_source(setup)
+    try:
+        return _measured_plan(setup, source)
+    finally:
+        for parameter, weight in zip(parameters, weights, strict=True):
+            parameter.data.copy_(weight)
+            parameter.grad = None
+        set_random_state(device, state)
+        if source is not None:
+            source.close()
+
+
+def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
+    config, sets, network, device = setup.config, setup.sets, setup.network, setup.machine.device
+    embedder, images, processes = network.embedder, sets.train, setup.machine.processes
+    sampler = make_sampler(config, images.labels)
+    steps, per_epoch, whole = number_of_steps(config, sampler), len(sampler), next(iter(sampler))
+    mine = np.array_split(whole, processes.size)[processes.rank]
+    trained = make_trained(setup, copy.deepcopy(setup.passed.loss))
+
+    def read(indices: Indices) -> Batch:
+        """Images, or variations of one feature, since features may not be computed yet."""
+        if source is not None:
+            return next(source.stream([indices]))
+        rows = setup.example.expand(len(indices), *setup.example.shape[1:])
+        return Batch(rows * (1 + 0.5 * torch.randn_like(rows)), torch.from_numpy(images.labels[indices]), indices)
+
+    def step_on(batch: Batch, trained: Trained = trained) -> float:
+        start, position, chunk = machine.clock(), Position(0.0, 0.0, 1.0), min(setup.chunk, len(batch.labels))
+        with machine.limited_threads(setup.threads):
+            take_step(network.trained, trained, config, batch, position, chunk, dtype=setup.machine.dtype)
+        return machine.clock() - start
+
+    def embed() -> None:
+        batch = read(mine[: min(done, _EMBEDDED)])
+        for vectors, _ in run_network(network.trained, [(batch.images, batch.indices)], device, setup.machine.dtype):
+            vectors.cpu()
+
+    # Two steps: the first on a few images, the second on as many as a few seconds and the memory allow. All processes do the
+    # same, since they wait for each other.
+    most, before = -(-len(whole) // processes.size), _peak_bytes(device)
+    done, more = most if config.batch.size == "all" else min(most, _FEW), 1.0
+    for _ in range(2):
+        done = min(most, int(done * more))
+        start = machine.clock()
+        batch = read(mine[:done])
+        reading = machine.clock() - start
+        computing, grown = step_on(batch), _peak_bytes(device) - before
+        more = min(_SECONDS / max(reading + computing, 1e-9), machine.available_bytes() / 2 / max(grown, 1))
+        more = max(1.0, min(processes.all_gather(more)))
+    if done < most:
+        # All but the last chunk are embedded twice, and a backward pass costs two forwards. The loss is of the whole batch.
+        computing *= (4 * most - min(setup.chunk, most)) / (4 * done - min(setup.chunk, done))
+        vectors = functional.normalize(torch.randn(len(mine), embedder.dim, device=device), dim=1)
+        start, labels = machine.clock(), torch.from_numpy(images.labels[mine])
+        float(large_batch_step(nn.Identity(), trained.loss, vectors, labels, most, group=processes))
+        computing, reading = computing + machine.clock() - start, reading * most / done
+    # On a CPU, threads that read need the same cores.
+    shares_cores = device.type == "cpu" and torch.get_num_threads() >= CORES
+    step = computing + reading if shares_cores else max(computing, reading)
+    choosing = 0.0
+    if trials := len(RATES) * trial_steps(setup):  # on half of the classes, by one process
+        half, alone = read(mine[: min(len(mine) // 2, LARGEST)]), replace(trained, processes=Processes())
+        choosing = trials * min(step_on(half, alone) for _ in range(2))
+    forward = machine.seconds_of(embed) / len(mine[: min(done, _EMBEDDED)])
+    watched = [each for each in (sets.validation, sets.test) if each is not None]
+    ranking = sum(_ranking_seconds(setup, each) for each in watched if sets.benchmark is None or each is sets.test)
+    evaluation = (forward * sum(map(len, watched)) + ranking) / processes.size
+    features = sum(_feature_seconds(setup, each) for each in (images, *watched))
+    whitening = whitening_images(config, images)
+    whitening_seconds = 0.0 if whitening is None else len(whitening.images) * forward
+    verdict = 0.0
+    if sets.held_out is not None:
+        passes = 3 if config.model.whitening == "all" else 2  # one for each network
+        by_pixels = passes * len(sets.held_out) * forward
+        verdict = by_pixels if network.frozen is None else _feature_seconds(setup, sets.held_out, "skip")
+    evaluations = _evaluations(setup, steps, per_epoch) if watched else 0
+    # The rest of a chunk, the batch and the next one, images read ahead, and the vectors of an evaluation.
+    memory = _peak_bytes(device) + grown * max(0.0, min(setup.chunk, most) / done - 1)
+    if network.frozen is None and device.type == "cpu":
+        one_batch = most * setup.example[0].nbytes * setup.share
+        memory += one_batch * (2 - done / most) + min(config.data.prefetch_mb << 20, one_batch * steps)
+    memory += max((8 * len(each) * embedder.dim for each in watched), default=0)
+    _refuse_beyond_memory(memory, device)
+    sizes, each, model = images.class_sizes[images.class_sizes > 0], config.batch.samples_per_class, config.model
+    repeats = config.batch.size == "all" or config.batch.small_classes == "repeat"
+    own_images = embedder.preprocessing.resize is not None
+    return Plan(
+        data=config.data.name,
+        root=config.data.root if config.data.name == "folder" else None,
+        images=len(images),
+        classes=len(sizes),
+        classes_used=len(sizes) if repeats else int((sizes >= each).sum()),
+        validation_classes=0 if sets.validation is None or sets.benchmark else sets.validation.num_classes,
+        validation_queries=0 if sets.benchmark is None else len(sets.benchmark.queries),
+        validation_images=0 if sets.validation is None else len(sets.validation),
+        left_out={str(reason): int(count) for reason, count in images.facts.get("left_out", {}).items()},
+        held_out_classes=0 if sets.held_out is None else sets.held_out.num_classes,
+        held_out_images=0 if sets.held_out is None else len(sets.held_out),
+        given_split=sets.held_out is not None
+        and sets.held_out.facts.get("split", {}).get("class_split", "given") == "given",
+        all_classes=config.data.train_split == "all",
+        shared_classes=sets.shared_classes,
+        init=model.init,
+        image_size=model.image_size or (embedder.preprocessing.size if own_images else None),
+        own_size=model.image_size is None and own_images,
+        parameters=sum(parameter.numel() for parameter in embedder.parameters()),
+        trained_parameters=sum(parameter.numel() for parameter in embedder.parameters() if parameter.requires_grad),
+        frozen=model.freeze,
+        batch=setup.batch_size,
+        classes_per_batch=len(np.unique(images.labels[whole])),
+        virtual_batch=_virtual_batch(setup, images.labels[whole]),
+        chunk=setup.chunk,
+        processes=processes.size,
+        longer_side=setup.example.shape[-1] if isinstance(batch.images, list) else 0,
+        steps=steps,
+        epochs=config.run.epochs if isinstance(config.run.epochs, int) else steps / per_epoch,
+        batches_per_epoch=per_epoch,
+        device=str(device),
+        precision=config.run.precision,
+        memory_mb=int(memory / 2**20),
+        seconds=features + whitening_seconds + choosing + step * steps + evaluations * evaluation + verdict,
+        seconds_features=features,
+        seconds_whitening=whitening_seconds,
+        seconds_choosing=choosing,
+        seconds_per_step=step,
+        evaluations=evaluations,
+        seconds_per_evaluation=evaluation,
+        seconds_verdict=verdict,
+        chosen=setup.chosen,
+    )
+
+
+def _ranking_seconds(setup: Setup, images: ImageSet) -> float:
+    """Seconds to evaluate a set against itself, extrapolated from a part if it is large: all pairs are compared."""
+    count, each = min(len(images), _RANKED), max(2, round(len(images) / images.num_classes))
+    labels = torch.arange(count, device=setup.machine.device) // each
+    vectors = functional.normalize(torch.randn(count, setup.network.embedder.dim, device=labels.device), dim=1)
+    return machine.seconds_of(lambda: measure_labelled(vectors, labels)) * (len(images) / count) ** 2
+
+
+def _feature_seconds(setup: Setup, images: ImageSet, policy: str | None = None) -> float:
+    """Seconds to compute the features of a set that are not stored yet."""
+    data, upto, network = setup.config.data, setup.config.model.freeze, setup.network
+    if network.frozen is None:
+        return 0.0
+    policy = policy or data.on_bad_image
+    return seconds_of_rows(network.embedder, network.frozen, images, upto, workers=data.workers, on_bad_image=policy)
+
+
+def _evaluations(setup: Setup, steps: int, per_epoch: int) -> int:
+    """How often the watched sets are evaluated."""
+    run = setup.config.run
+    epochs, rest = divmod(steps, max(per_epoch, 1))
+    every = run.evaluate_every if isinstance(run.evaluate_every, int) else 1
+    return int(run.evaluate_first) + epochs // every + int(bool(rest) or epochs % every != 0)
+
+
+def _virtual_batch(setup: Setup, labels: Indices) -> int:
+    """Images and virtual images of a loss: SiMix adds one for each pair of a class, up to ``max_pairs``."""
+    options, sizes = setup.config.loss.options, np.bincount(labels)
+    pairs, limit = sizes * (sizes - 1) // 2, options.get("max_pairs", MAX_PAIRS)
+    added = int((pairs if limit is None else np.minimum(pairs, limit)).sum())
+    return setup.batch_size + (added if options.get("simix") else 0)
+
+
+def _peak_bytes(device: torch.device) -> int:
+    peak = machine.peak_memory_mb(device)
+    return machine.resident_bytes() if peak is None else peak << 20
+
+
+def _refuse_beyond_memory(needed: float, device: torch.device) -> None:
+    gpu = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory if gpu else machine.total_memory()
+    if memory is not None and needed > _ERROR * memory:
+        raise ConfigError(
+            f"this training needs about {in_bytes(int(needed))} of memory, more than this machine has. Lower batch.chunk "
+            "(--chunk, which never changes the result), model.image_size (--image-size) or batch.size (--batch-size)."
+        )

@@ -1,0 +1,135 @@
+"""The plan: what it counts is what happens, and making it changes nothing. How good its times are: benchmarks/estimates.py."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import make_images, small_config
+
+from recollect.common import machine
+from recollect.common.errors import ConfigError
+from recollect.losses import RecallAtK
+from recollect.step.distributed import Processes
+from recollect.training import build, trainer
+from recollect.training.plan import make_plan
+from recollect.training.run import RunFolder
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"run.epochs": 2},
+        {"run.epochs": 3, "run.evaluate_every": 2},
+        {"run.epochs": 2, "run.evaluate_first": False},
+        {"run.epochs": None, "run.steps": 4, "run.evaluate_every": 1},
+        {"run.epochs": None, "run.steps": 6, "run.evaluate_every": 5},
+    ],
+)
+def test_evaluations_are_counted_as_they_happen(root: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    trainer.train(small_config(root, **{"data.validation": "paper", "batch.size": 8, **settings}), tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    happened = sum(record["kind"] == "evaluation" for record in run.read_metrics())
+    assert run.read_manifest()["plan"]["evaluations"] == happened
+
+
+def test_making_a_plan_leaves_no_trace(root: Path) -> None:
+    loss = RecallAtK(simix=True)
+    settings = {"data.validation": "paper", "batch.size": 8}
+    made = build.build(build.prepare(small_config(root, **settings), CPU, Processes(), build.PassedObjects(loss=loss)))
+    try:
+        before = {name: tensor.clone() for name, tensor in made.network.embedder.state_dict().items()}
+        drawn, of_loss = torch.get_rng_state(), loss.generator.get_state()  # type: ignore[union-attr]
+        plan = make_plan(made)
+        assert torch.equal(torch.get_rng_state(), drawn)
+        assert torch.equal(loss.generator.get_state(), of_loss)  # type: ignore[union-attr]
+        assert all(torch.equal(before[name], tensor) for name, tensor in made.network.embedder.state_dict().items())
+        assert all(parameter.grad is None for parameter in made.network.embedder.parameters())
+        assert made.network.trained.training
+    finally:
+        made.close()
+    total = plan.steps * plan.seconds_per_step + plan.evaluations * plan.seconds_per_evaluation
+    assert plan.seconds == pytest.approx(total)
+    assert plan.seconds_per_evaluation > 0
+    assert plan.seconds_features == plan.seconds_whitening == plan.seconds_choosing == 0
+
+
+def test_the_plan_has_the_figures_of_the_training(root: Path) -> None:
+    (root / "train" / "single").mkdir(exist_ok=True)
+    shutil.copy(root / "train" / "train-00" / "0.png", root / "train" / "single" / "0.png")
+    by_epochs = trainer.plan(small_config(root))
+    by_steps = trainer.plan(small_config(root, **{"run.epochs": None, "run.steps": 4}))
+    frozen = {"model.freeze": "pooling", "data.augmentation": "none", "batch.batches_per_epoch": None}
+    whole_set = trainer.plan(small_config(root, **frozen, **{"batch.size": "all"}))
+    shutil.rmtree(root / "train" / "single")
+    assert (by_epochs.images, by_epochs.classes, by_epochs.classes_used) == (73, 13, 12)
+    assert (by_epochs.batch, by_epochs.classes_per_batch, by_epochs.longer_side) == (16, 4, 0)
+    assert (whole_set.batch, whole_set.classes_per_batch) == (73, 13)
+    assert (by_epochs.steps, by_epochs.epochs, by_epochs.batches_per_epoch) == (6, 2, 3)
+    assert (by_steps.steps, by_steps.epochs, by_steps.batches_per_epoch) == (4, 4 / 3, 3)
+
+
+def test_features_and_whitening_are_in_the_plan(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
+    frozen = {
+        "model.freeze": "pooling",
+        "data.augmentation": "none",
+        "batch.size": "all",
+        "batch.batches_per_epoch": None,
+    }
+    setup = build.prepare(small_config(root, **frozen), CPU, Processes())
+    assert make_plan(setup).seconds_features > 0
+    build.open_source(setup)
+    assert make_plan(setup).seconds_features == 0  # they are there
+    assert trainer.plan(small_config(root, **{"model.whitening": 40})).seconds_whitening > 0
+
+
+def test_a_large_batch_is_timed_on_a_part_of_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the second step would take too long, the time of the first counts for every image."""
+    config = small_config(root, **{"batch.size": 48, "batch.chunk": 48})
+    seen: list[int] = []
+    monkeypatch.setattr("recollect.training.plan._SECONDS", 1e-9)
+    monkeypatch.setattr("recollect.training.plan.take_step", lambda *given, **_: seen.append(len(given[3].labels)))
+    monkeypatch.setattr(machine, "clock", lambda: float(16 * len(seen)))  # a second for each image of a step
+    plan = trainer.plan(config)
+    assert seen == [16, 16]
+    assert plan.seconds_per_step == pytest.approx(48)
+
+
+def test_the_plan_in_words(root: Path) -> None:
+    plan = trainer.plan(small_config(root))
+
+    def line(name: str, **changes: Any) -> str:
+        return next(text for kind, text in replace(plan, **changes).rows() if kind == name)
+
+    times = {"seconds_features": 600.0, "seconds_per_step": 1.25, "evaluations": 10, "seconds_per_evaluation": 25.0}
+    assert line("time", seconds=1000.0, steps=100, **times) == (
+        "about 17 min: features 10 min, steps (1.2 s each) 2 min, evaluations 4 min"
+    )
+    assert line("time", seconds=0.4) == "about a second"
+    assert line("length", steps=3000, epochs=3000.0, batches_per_epoch=1) == "3,000 steps: 3,000 epochs of 1 batch"
+    assert line("length", steps=100, epochs=2.5, batches_per_epoch=40) == "100 steps: 2.5 epochs of 40 batches"
+    assert "400 validation queries are few" in line("note", validation_images=400)
+    assert "note" not in dict(replace(plan, validation_images=500).rows())
+    assert "smaller photos are enlarged" in line("size", frozen="pooling", own_size=True)
+    assert "size" not in dict(replace(plan, frozen="pooling", own_size=False).rows())
+
+
+def test_a_plan_beyond_the_machine_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config(root)
+    monkeypatch.setattr(machine, "total_memory", lambda: None)  # a system that does not tell
+    assert trainer.plan(config).memory_mb > 10
+    monkeypatch.setattr(machine, "total_memory", lambda: 10 * 2**20)
+    with pytest.raises(ConfigError, match=r"more than this machine has. Lower batch\.chunk"):
+        trainer.plan(config)
