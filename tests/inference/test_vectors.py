@@ -341,7 +341,7 @@ def call(*arguments: object) -> str:
 def test_a_photo_goes_through_the_network_once_whatever_verb_asks(
     more_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze: str
 ) -> None:
-    """Counts images that enter the backbone, over train, eval, embed, report and search of a run with a frozen part."""
+    """Counts images that enter the backbone, over train, eval, embed and report of a run with a frozen part."""
     through = 0
     first_block = torch.nn.Conv2d.forward
 
@@ -360,7 +360,6 @@ def test_a_photo_goes_through_the_network_once_whatever_verb_asks(
     seen = through  # with what the plan tries out
     call("eval", run, "--split", "train")
     call("embed", run, more_photos / "train")
-    call("search", "vectors.npz", more_photos / "train" / "train-00" / "0.png")
     call("report", run, "--split", "train")
     assert through == seen, "all of these know the training images"
     call("eval", run)

@@ -255,8 +255,8 @@ def test_runs_of_one_name_are_told_apart_by_as_little_as_possible(runs: Path) ->
 
 def test_settings_that_were_chosen_by_trials_do_not_part_seeds() -> None:
     def run(name: str, lr: float, steps: int | None, **more: Any) -> Run:
-        choices = [f"optimizer.lr = {lr}: the best", "run.epochs = 9: about 153 steps"]
-        choices += [] if steps is None else [f"run.steps = {steps}: no number of steps improves"]
+        choices = [{"name": "optimizer.lr", "value": lr}, {"name": "run.epochs", "value": 9}]
+        choices += [] if steps is None else [{"name": "run.steps", "value": steps}]
         settings = {"optimizer": {"lr": lr}, "run": {"seed": name, "steps": steps, "epochs": None if steps == 0 else 9}}
         return replace(made_run(name, **(settings | more)), manifest={"choices": choices})
 

@@ -46,7 +46,7 @@ def _states(trained: run.Trained) -> list[Tensor]:
 
 
 _SPOILED: dict[str, tuple[Any, str]] = {
-    "a list": (lambda good: [1, 2], "contains a list"),
+    "a list": (lambda good: [1, 2], "not a checkpoint"),
     "no optimizer": (lambda good: {k: v for k, v in good.items() if k != "optimizer"}, "optimizer"),
     "half the weights": (lambda good: {**good, "model": {"weight": torch.ones(3, 2)}}, "bias"),
     "other shapes": (lambda good: {**good, "model": {"weight": torch.ones(3, 2), "bias": torch.ones(4)}}, "bias"),

@@ -342,7 +342,7 @@ class TrialQueue:
         """Seeded by the slot: the settings do not depend on the process that draws them, and no two slots draw alike."""
         samplers, seed = self.optuna.samplers, int(np.random.SeedSequence([self.seed, slot]).generate_state(1)[0])
         return (
-            samplers.TPESampler(seed=seed, constant_liar=True)
+            samplers.TPESampler(seed=seed, multivariate=False, constant_liar=True)
             if self.sampler == "tpe"
             else samplers.RandomSampler(seed)
         )
