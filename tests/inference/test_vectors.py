@@ -366,10 +366,10 @@ def test_a_photo_goes_through_the_network_once_whatever_verb_asks(
     assert through == seen + 24, "the test images are new"
     call("report", run, "--out", "page.html")
     call("embed", run, more_photos / "test", "--out", "test.npz")
-    answer = json.loads(call("search", "test.npz", more_photos / "test" / "test-01" / "2.png", "--json"))
-    assert answer[0]["results"][0]["name"] == "test-01/2.png"
     # With a frozen backbone the pooling was trained: the report puts its images through with the pooling of the start.
     assert through == seen + 24 + (24 if freeze == "backbone" else 0)
+    answer = json.loads(call("search", "test.npz", more_photos / "test" / "test-01" / "2.png", "--json"))
+    assert answer[0]["results"][0]["name"] == "test-01/2.png"
 
 
 def test_a_trained_network_is_embedded_once_too(
