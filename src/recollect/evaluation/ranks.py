@@ -14,8 +14,10 @@ the arithmetic. Both give the same ranks. ``metrics.py`` turns them into numbers
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,7 +26,17 @@ from torch import Tensor
 from recollect.common.console import ProgressLine
 from recollect.common.errors import InputError
 from recollect.evaluation.inputs import Ints, Relevance, Vectors
-from recollect.evaluation.tiles import Limits, QueryTile, RankTile, Ties, longest, padded, tie_sign, vector_lengths
+from recollect.evaluation.tiles import (
+    Limits,
+    QueryTile,
+    RankTile,
+    Ties,
+    Workspace,
+    longest,
+    padded,
+    tie_sign,
+    vector_lengths,
+)
 
 MEBIBYTE = 1 << 20
 DEFAULT_MEMORY = 512 * MEBIBYTE
@@ -43,7 +55,14 @@ class _Plan:
         self.rows, self._size, self._dim = _SIDE, torch.finfo(dtype).bits // 8, dim
         while self._tile_bytes() > memory // 2 and self.rows > 8:
             self.rows //= 2
+        self._memory = memory
         self.block_bytes = max(memory - self._tile_bytes(), memory // 2)
+
+    def threads(self, device: torch.device) -> int:
+        """How many pairs of tiles to count at a time."""
+        return (
+            max(1, min(torch.get_num_threads(), self._memory // 2 // self._tile_bytes())) if device.type == "cpu" else 1
+        )
 
     def _tile_bytes(self) -> int:
         # similarities, cells and entries picked out; the gallery's tile, vectors of pairs and float64 twins of both
@@ -119,40 +138,68 @@ def stream_ranks(
             with torch.no_grad(), _full_precision():
                 shared = queries, gallery, relevance, limits, sign, dtype, plan.rows, places
                 tiles = [QueryTile(numbers, *shared) for numbers in block]
-                _count(tiles, gallery, plan.rows, symmetric, line)
+                _count(tiles, gallery, plan.rows, symmetric, plan.threads(queries.device), line)
                 ranks = [tile.result() for tile in tiles]
             yield from ranks
 
 
-def _count(tiles: list[QueryTile], gallery: Vectors, rows: int, symmetric: bool, line: ProgressLine) -> None:
+def _count(
+    tiles: list[QueryTile], gallery: Vectors, rows: int, symmetric: bool, threads: int, line: ProgressLine
+) -> None:
     """The tiles against each other, each pair once, if ``symmetric``; then against the rest of the gallery."""
-    buffer = tiles[0].vectors.new_empty(padded(max(len(tile.queries) for tile in tiles)) * padded(rows))
+    spaces = [Workspace() for _ in range(threads)]
     start = 0
-    if symmetric:
-        bound = max(tile.longest for tile in tiles)
-        for number, right in enumerate(tiles):
-            for left in tiles[: number + 1]:
-                if left.open or right.open:
-                    product = _product(left, right.vectors, start, buffer)
-                    left.count(product, right.vectors, bound)
-                    if right is not left:
-                        right.count(product.T, left.vectors, bound)
-                line.advance(len(left.queries) * len(right.queries) * (1 if left is right else 2))
-            start += len(right.queries)
-    for first in range(start, len(gallery), rows):
-        items = gallery.rows(first, min(first + rows, len(gallery)), tiles[0].vectors.dtype)
-        bound = longest(vector_lengths(items))
-        for tile in tiles:
-            if tile.open:
-                tile.count(_product(tile, items, first, buffer), items, bound)
-            line.advance(len(tile.queries) * len(items))
+
+    def count(left: QueryTile, items: Tensor, first: int, longest_item: float, right: QueryTile | None = None) -> int:
+        if left.open or (right is not None and right.open):
+            space = spaces.pop()
+            with torch.no_grad():
+                product = _product(left, items, first, space)
+                with left.lock:
+                    left.count(product, items, longest_item, space)
+                if right is not None:
+                    with right.lock:
+                        right.count(product.T, left.vectors, longest_item, space)
+            spaces.append(space)
+        return len(left.queries) * len(items) * (1 if right is None else 2)
+
+    with _mapper(threads if symmetric or len(tiles) >= threads else 1) as mapped:
+        if symmetric:
+            bound = max(tile.longest for tile in tiles)
+            firsts = np.cumsum([0, *(len(tile.queries) for tile in tiles)])
+            start = int(firsts[-1])
+            # Along diagonals, so that threads seldom wait for the same tile.
+            pairs = [(i, i + apart) for apart in range(len(tiles)) for i in range(len(tiles) - apart)]
+            jobs = ((tiles[i], tiles[j].vectors, firsts[j], bound, tiles[j] if i != j else None) for i, j in pairs)
+            for done in mapped(lambda job: count(*job), jobs):
+                line.advance(done)
+        for first in range(start, len(gallery), rows):
+            items = gallery.rows(first, min(first + rows, len(gallery)), tiles[0].vectors.dtype)
+            bound = longest(vector_lengths(items))
+            for done in mapped(partial(count, items=items, first=first, longest_item=bound), tiles):
+                line.advance(done)
 
 
-def _product(tile: QueryTile, items: Tensor, start: int, buffer: Tensor) -> Tensor:
+@contextmanager
+def _mapper(threads: int) -> Iterator[Callable[..., Iterator[int]]]:
+    """``map`` in several Python threads of few torch threads each: the small operations of counting do not divide well."""
+    if threads == 1:
+        yield map
+        return
+    before = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(before // threads,))
+    try:
+        yield pool.map
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)
+
+
+def _product(tile: QueryTile, items: Tensor, start: int, space: Workspace) -> Tensor:
     """Similarities of the negatives among the items at the places from ``start`` on; −∞ elsewhere, and as padding to
     whole groups in both directions."""
-    rows, columns = padded(len(tile.vectors)), padded(len(items))
-    product = buffer[: rows * columns].view(rows, columns)
+    space.start_pair()
+    product = space.empty("product", (padded(len(tile.vectors)), padded(len(items))), items)
     product[len(tile.vectors) :] = -math.inf
     product[:, len(items) :] = -math.inf
     torch.mm(tile.vectors, items.T, out=product[: len(tile.vectors), : len(items)])

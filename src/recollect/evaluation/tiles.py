@@ -19,9 +19,11 @@ every tile size, number of threads and number of processes. Measured alternative
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,24 +42,14 @@ Limits = Callable[[Tensor, int], Tensor]
 GROUP = 16
 """Entries of a row whose maximum is taken together; tiles are padded to a multiple of it, see ``padded``."""
 
-_SAFETY = 4.0
-"""Errors of a sum of d products are at most d units of rounding, and grow like √d with overwhelming probability.
-
-4√d units is a strict bound up to d = 16. The largest error measured (random, non-negative, nearly constant and sparse
-vectors) is 0.27 of it at small d, 0.1 at d = 512 and 0.02 at d = 4096.
-"""
-
 _CELLS, _FEWEST_CELLS, _MOST_CELLS = 32, 256, 8192
 """Cells for each threshold, and the least and most of a row: more make the table slow, fewer leave more to bisect."""
 
 _STRIP = 504
-"""Rows looked up together: fewer mean more calls, more mean fresh memory for every step."""
+"""Rows looked up together: fewer mean more calls, more mean memory beyond the cache."""
 
 _PAIRS = 4096
 """Pairs whose vectors are gathered together on a device."""
-
-_FEW_THRESHOLDS = 6
-"""Up to so many thresholds per row, comparing all entries with each is cheaper than looking up cells."""
 
 _CROWDED, _CROWDED_ROWS = 4, 32
 """Rows with more than one in four groups left are counted as a whole, if there are at least 32; and if more than one in
@@ -114,7 +106,7 @@ class QueryTile:
         places: Ints,
     ) -> None:
         device = gallery.device
-        self.queries = numbers
+        self.queries, self.lock, self._dense = numbers, threading.Lock(), 0
         self.vectors = queries.take(numbers, dtype)
         self._lengths = vector_lengths(self.vectors).unsqueeze(1)
         self.longest = longest(self._lengths)
@@ -144,8 +136,8 @@ class QueryTile:
         # Ascending from here on; −inf where there is no threshold that matters.
         thresholds = torch.where(self._limits > 0, similarities + tie_sign * self._tolerance, -math.inf).flip(1)
         self._thresholds = _table(thresholds)
-        # [q × (P + 2)]: negatives with 0 … P thresholds below them; the last column is waste.
-        self._histogram = torch.zeros(len(numbers), width + 2, dtype=torch.int32, device=device)
+        # [q × (P + 1)]: negatives with 0 … P thresholds below them.
+        self._histogram = torch.zeros(len(numbers), width + 1, dtype=torch.int32, device=device)
 
         hidden_rows = np.concatenate([positives.rows, ignored.rows])
         hidden_places = places[np.concatenate([positives.items, ignored.items])]
@@ -158,7 +150,7 @@ class QueryTile:
         entries = self._hidden_rows[first:last] * similarities.shape[1] + (self._hidden_places[first:last] - start)
         similarities.view(-1).index_fill_(0, to_tensor(entries, similarities.device), -math.inf)
 
-    def count(self, similarities: Tensor, items: Tensor, longest_item: float) -> None:
+    def count(self, similarities: Tensor, items: Tensor, longest_item: float, space: Workspace) -> None:
         """Add the negatives among ``items`` to the histogram.
 
         Args:
@@ -166,6 +158,7 @@ class QueryTile:
                 directions to whole groups; contiguous or the transpose of something contiguous.
             items: [up to t × d].
             longest_item: a bound on the items' lengths.
+            space: memory that no other thread uses.
         """
         if longest_item > self._longest_item:
             self._longest_item = longest_item
@@ -176,47 +169,56 @@ class QueryTile:
             self.open = similarities.device.type != "cpu" or bool(bounds.floors.isfinite().any())
         if similarities.device.type != "cpu":  # every step waits for the device: all rows at once
             rows = torch.arange(len(self.queries), device=similarities.device)
-            self._count_rows(similarities.index_select(0, rows), rows, items)
+            self._add(items, space, *self._count_rows(similarities.index_select(0, rows), rows, items, space))
+            return
+        if self._dense:  # all rows were crowded in a tile before: look again after a few more
+            self._dense -= 1
+            self._count_crowded(similarities, torch.arange(len(self.queries)), items, space)
             return
         groups = _group_maxima(similarities)[: len(self.queries)] > bounds.floors.unsqueeze(1)
         crowded = _places(groups.sum(dim=1) * _CROWDED > groups.shape[1])
         if len(crowded) >= _CROWDED_ROWS:
-            for rows in crowded.split(_STRIP):
-                self._count_rows(similarities.index_select(0, rows), rows, items)
+            self._dense = 3 if len(crowded) == len(self.queries) else 0
+            self._count_crowded(similarities, crowded, items, space)
             groups[crowded] = False
-        row, column, value = _group_entries(similarities, groups, bounds.floors)
-        if len(row):
-            self._add(row, column, value, items)
+        self._add(items, space, *_group_entries(similarities, groups, bounds.floors))
 
-    def _count_rows(self, similarities: Tensor, rows: Tensor, items: Tensor) -> None:
-        """All entries of some rows."""
+    def _count_crowded(self, similarities: Tensor, crowded: Tensor, items: Tensor, space: Workspace) -> None:
+        strips = []
+        for rows in crowded.split(_STRIP):
+            part = _pick(similarities, rows)
+            if not part.is_contiguous():
+                part = space.empty("rows", part.shape, part).copy_(part)
+            strips.append(self._count_rows(part, rows, items, space))
+        self._add(items, space, *(torch.cat(part) for part in zip(*strips, strict=True)))
+
+    def _count_rows(self, similarities: Tensor, rows: Tensor, items: Tensor, space: Workspace) -> tuple[Tensor, ...]:
+        """Add the entries of some rows; row, column and value of those left open are returned."""
         bounds, width = self._bounds_of(similarities.dtype), self._limits.shape[1]
-        needed = bounds.needed(rows) if similarities.device.type == "cpu" else _FEW_THRESHOLDS + 1
-        if needed <= _FEW_THRESHOLDS:
-            above, places = bounds.compare(similarities, rows, needed)
-            counts = pad(above - pad(above[:, 1:], (0, 1)), (1 + width - needed, 1))
-        else:
-            codes = bounds.grid().look_up(similarities, rows)
-            places = _places(codes, width + 1)
-            counts = torch.zeros(len(codes), width + 2, dtype=torch.int32, device=codes.device)
-            # Ones in full: adding an expanded one takes half as long again.
-            counts.scatter_add_(1, codes.long(), torch.ones_like(codes, dtype=torch.int32))
+        codes, index = bounds.grid().look_up(similarities, rows, space)
+        places = _places(codes > width)
+        # Ones in full: adding an expanded one takes half as long again.
+        ones = space.empty("ones", codes.shape, self._histogram, 1)
+        counts = self._histogram.new_zeros(len(codes), width + 2).scatter_add_(1, index.copy_(codes), ones)
         if len(places) * _CROWDED > similarities.numel() and similarities.dtype == torch.float32:
             # So many are open (with a collapsed model, all) that single products would take longer.
-            products = self.vectors[rows].double() @ items.double().T
-            self._count_rows(products.masked_fill_(similarities[:, : len(items)] == -math.inf, -math.inf), rows, items)
-            return
-        self._histogram[rows] += counts
+            products = space.double(self.vectors)[rows] @ space.double(items).T
+            products.masked_fill_(similarities[:, : len(items)] == -math.inf, -math.inf)
+            self._add(items, space, *self._count_rows(products, rows, items, space))
+            return rows[:0], rows[:0], similarities.view(-1)[:0]
+        self._histogram.index_add_(0, rows, counts[:, : width + 1])
         row = places // similarities.shape[1]
         value = similarities.view(-1).index_select(0, places)
-        self._add(rows.index_select(0, row), places - row * similarities.shape[1], value, items)
+        return rows.index_select(0, row), places - row * similarities.shape[1], value
 
-    def _add(self, row: Tensor, column: Tensor, value: Tensor, items: Tensor) -> None:
+    def _add(self, items: Tensor, space: Workspace, row: Tensor, column: Tensor, value: Tensor) -> None:
         """Single entries, in the order of their rows."""
+        if not len(row):
+            return
         below, between = self._bounds_of(value.dtype).search(row, value)
         if len(between):
             own = row.index_select(0, between)
-            products = pair_products(self.vectors, items, own, column.index_select(0, between))
+            products = pair_products(self.vectors, items, own, column.index_select(0, between), space.double)
             below.index_copy_(0, between, _below(self._thresholds, own, products))
         one = torch.ones(1, dtype=torch.int32, device=row.device).expand(len(row))
         self._histogram.view(-1).index_add_(0, row * self._histogram.shape[1] + below, one)
@@ -234,7 +236,7 @@ class QueryTile:
 
     def _above(self) -> Tensor:
         """[q × P] negatives above each positive, best first."""
-        return self._histogram[:, 1:-1].flip(1).cumsum(dim=1)
+        return self._histogram[:, 1:].flip(1).cumsum(dim=1)
 
     def result(self) -> RankTile:
         """The ranks of the queries that have a positive."""
@@ -245,6 +247,30 @@ class QueryTile:
         queries = to_tensor(self.queries, ranks.device)
         of_all = queries, self._positives, ranks, self._items, self._similarities, self._tolerance.squeeze(1)
         return RankTile(*(values[kept] for values in of_all))
+
+
+class Workspace:
+    """Memory for counting one pair of tiles after another: fresh memory for each step takes as long as the step."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+        self.start_pair()
+
+    def start_pair(self) -> None:
+        """Forget the vectors of the last pair of tiles."""
+        self.double = functools.cache(torch.Tensor.double)
+
+    def empty(
+        self, name: str, shape: Sequence[int], like: Tensor, fill: int | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """A tensor of this shape, on the device and (unless ``dtype`` is given) of the type of ``like``."""
+        dtype, size = dtype or like.dtype, math.prod(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size or buffer.dtype != dtype:
+            buffer = self._buffers[name] = torch.empty(size, dtype=dtype, device=like.device)
+            if fill is not None:
+                buffer.fill_(fill)
+        return buffer[:size].view(shape)
 
 
 class _Bounds:
@@ -269,25 +295,6 @@ class _Bounds:
         """Leave out thresholds whose counts are complete."""
         self.floors = torch.where(wanted, self._lows, math.inf).amin(dim=1)
         self._raised += 1
-
-    def needed(self, rows: Tensor) -> int:
-        """How many thresholds, the highest ones, any of the rows still needs."""
-        floors = self.floors.index_select(0, rows).unsqueeze(1)
-        return int((self._lows.index_select(0, rows) >= floors).any(dim=0).sum())
-
-    def compare(self, values: Tensor, rows: Tensor, needed: int) -> tuple[Tensor, Tensor]:
-        """[rows × needed] entries above each of the highest thresholds, and the places of the undecided, not counted."""
-        low, high = (x[:, x.shape[1] - needed :].index_select(0, rows) for x in (self._lows, self._highs))
-        above = _count_above(values, high)
-        some = _places((above != _count_above(values, low)).any(dim=1))
-        part = values.index_select(0, some)
-        between = torch.zeros_like(part, dtype=torch.bool)
-        for lower, upper in zip(low[some].split(1, dim=1), high[some].split(1, dim=1), strict=True):
-            between |= (part > lower) & (part <= upper)
-        above[some] = _count_above(part.masked_fill_(between, -math.inf), high[some])
-        places = _places(between)
-        row = places // values.shape[1]
-        return above, places + (some.index_select(0, row) - row) * values.shape[1]
 
     def grid(self) -> _Grid:
         """Cells from the floors up; made anew from time to time, because floors rise."""
@@ -329,14 +336,18 @@ class _Grid:
             torch.cumsum(seen, dim=1, dtype=dtype, out=seen)
         self._codes = ended.masked_fill_(begun != ended, width + 1)
 
-    def look_up(self, values: Tensor, rows: Tensor) -> Tensor:
-        """The numbers for all values of some rows."""
-        # By way of int32, which takes half as long as int64 at once.
-        cells = self._cells_of(values, self._origin.index_select(0, rows), self._scale.index_select(0, rows))
-        return torch.gather(self._codes.index_select(0, rows), 1, cells.int().long())
+    def look_up(self, values: Tensor, rows: Tensor, space: Workspace) -> tuple[Tensor, Tensor]:
+        """The numbers for all values of some rows, and the memory of their cells."""
+        cells = space.empty("cells", values.shape, values)
+        self._cells_of(values, _pick(self._origin, rows), _pick(self._scale, rows), cells)
+        # By way of int32, which takes less time than int64 at once.
+        integers = space.empty("integers", values.shape, values, dtype=torch.int32).copy_(cells)
+        index = space.empty("index", values.shape, values, dtype=torch.int64).copy_(integers)
+        codes = space.empty("codes", values.shape, self._codes)
+        return torch.gather(_pick(self._codes, rows), 1, index, out=codes), index
 
-    def _cells_of(self, values: Tensor, origin: Tensor, scale: Tensor) -> Tensor:
-        return torch.sub(values, origin).mul_(scale).clamp_(0, self._cells - 1)
+    def _cells_of(self, values: Tensor, origin: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
+        return torch.sub(values, origin, out=out).mul_(scale).clamp_(0, self._cells - 1)
 
 
 def tie_sign(ties: Ties) -> int:
@@ -347,8 +358,14 @@ def tie_sign(ties: Ties) -> int:
 
 
 def rounding(dim: int, dtype: torch.dtype) -> float:
-    """A bound on the error of a dot product of two unit vectors of ``dim`` dimensions computed in ``dtype``."""
-    return _SAFETY * math.sqrt(dim) * torch.finfo(dtype).eps / 2
+    """A bound on the error of a dot product of two unit vectors of ``dim`` dimensions computed in ``dtype``.
+
+    Errors of a sum of d products are at most d units of rounding, and grow like √d with overwhelming probability.
+    Both bounds are strict up to d = 16; the largest float32 error measured (random, non-negative, nearly constant and
+    sparse vectors of 2 to 8,192 dimensions) is 0.45 of its bound. That of float64 also says what is tied.
+    """
+    units = 8 + 2 * math.sqrt(dim) if dtype == torch.float32 else 4 * math.sqrt(dim)
+    return units * torch.finfo(dtype).eps / 2
 
 
 def longest(lengths: Tensor) -> float:
@@ -364,7 +381,13 @@ def padded(size: int) -> int:
     return -(-size // GROUP) * GROUP
 
 
-def pair_products(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def pair_products(
+    left: Tensor,
+    right: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    double: Callable[[Tensor], Tensor] = torch.Tensor.double,
+) -> Tensor:
     """Float64 products of pairs in the order of their rows; a pair's terms are always added in the same order."""
     if left.device.type != "cpu":
         some = zip(rows.split(_PAIRS), columns.split(_PAIRS), strict=True)
@@ -374,12 +397,21 @@ def pair_products(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) ->
         rows = columns = torch.arange(len(rows))
     first = torch.searchsorted(rows, torch.arange(len(left) + 1))
     zeros = torch.zeros(len(rows), dtype=torch.float64)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        pairs = torch.sparse_csr_tensor(first, columns, zeros, (len(left), len(right)), check_invariants=False)
+    _hear_of_beta()
+    pairs = torch.sparse_csr_tensor(first, columns, zeros, (len(left), len(right)), check_invariants=False)
     # One sum after the other: four times as fast as gathering the vectors of all pairs.
-    products: Tensor = torch.sparse.sampled_addmm(pairs, left.double(), right.double().T)
+    products: Tensor = torch.sparse.sampled_addmm(pairs, double(left), double(right).T)
     return products.values()
+
+
+@functools.cache
+def _hear_of_beta() -> None:
+    """Let torch give its one warning about sparse tensors unheard."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(
+            torch.zeros(2, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), torch.zeros(0), (1, 1)
+        )
 
 
 def _similarities(queries: Tensor, gallery: Vectors, pairs: Pairs, chunk: int) -> tuple[Tensor, Tensor]:
@@ -430,21 +462,6 @@ def _below(table: Tensor, rows: Tensor, values: Tensor) -> Tensor:
     return place - first
 
 
-def _count_above(similarities: Tensor, thresholds: Tensor) -> Tensor:
-    """[q × P] entries of a row strictly above each threshold.
-
-    The sign bit of ``threshold − entry`` is the answer, so the bits are shifted down to −1 or 0 and added up: three
-    passes that all vectorise, where a comparison to bool and its sum do not.
-    """
-    word, bits = (torch.int32, 31) if similarities.dtype == torch.float32 else (torch.int64, 63)
-    counts = torch.empty(thresholds.shape, dtype=torch.int32)
-    difference = torch.empty_like(similarities)
-    for column, threshold in enumerate((thresholds + 0.0).unsqueeze(2).unbind(1)):  # + 0: no sign from −0
-        signs = torch.sub(threshold, similarities, out=difference).view(word).bitwise_right_shift_(bits)
-        counts[:, column] = -signs.sum(dim=1, dtype=word)
-    return counts
-
-
 def _group_maxima(similarities: Tensor) -> Tensor:
     """[rows × G] largest entry of each group. Group g holds the columns g, g + G, g + 2G, …
 
@@ -468,8 +485,15 @@ def _group_entries(similarities: Tensor, groups: Tensor, floors: Tensor) -> tupl
     return rows.index_select(0, above // GROUP), columns.view(-1).index_select(0, above), entries.index_select(0, above)
 
 
-def _places(values: Tensor, value: int = True) -> Tensor:
-    """Where ``values`` are ``value``, counted through the rows. NumPy takes a seventh of torch's time on a processor."""
-    if values.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(values.numpy() == value))
-    return (values == value).flatten().nonzero().flatten()
+def _pick(table: Tensor, rows: Tensor) -> Tensor:
+    """Some rows, ascending; without a copy if they are neighbours."""
+    if rows.device.type == "cpu" and rows[-1] - rows[0] + 1 == len(rows):
+        return table[rows[0] : rows[-1] + 1]
+    return table.index_select(0, rows)
+
+
+def _places(mask: Tensor) -> Tensor:
+    """Where ``mask`` is true, counted through the rows. NumPy takes a seventh of torch's time on a processor."""
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return mask.flatten().nonzero().flatten()
