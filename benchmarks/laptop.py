@@ -92,8 +92,8 @@ def run_one(work: str, way: str, folder: str) -> None:
 
     spin_briefly()
     from benchmarks.timing import peak_mib
+    from recollect.common.images import Preprocessing
     from recollect.common.machine import keep_freed_memory
-    from recollect.common.preprocessing import Preprocessing
     from recollect.models import Embedder
 
     if way == "before":

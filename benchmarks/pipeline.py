@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from recollect.common.images import Preprocessing
 from recollect.common.machine import fix_torchvision
-from recollect.common.preprocessing import Preprocessing
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline, processors
 from recollect.data.transforms import train_transform

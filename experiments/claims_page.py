@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 from experiments.claims import Claim, Contrast
 from recollect._version import __version__
 from recollect.common.errors import ConfigError
-from recollect.common.files import atomic_write, sha256, write_text
-from recollect.common.reading import read_bytes, read_json
+from recollect.common.files import atomic_write, write_text
+from recollect.common.reading import read_bytes, read_json, sha256
 from recollect.config.resolve import as_mapping
 from recollect.studies.protocol import Cell, Matrix, best_of, outcome_of
 from recollect.studies.summary import CellResult, collect, decided, in_points

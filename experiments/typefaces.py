@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from recollect.common.files import sha256
+from recollect.common.reading import sha256
 
 SIZE = 48
 EM = 36  # pixels per em: capitals are then about half the picture's side, and few characters need shrinking

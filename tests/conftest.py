@@ -20,8 +20,7 @@ import typer.main
 import typer.testing
 from hypothesis import HealthCheck, settings
 
-from recollect.common import machine
-from recollect.common.console import set_quiet
+from recollect.common import console, machine
 
 # Timings on shared machines are noisy, so no test has a deadline.
 settings.register_profile(
@@ -65,7 +64,7 @@ def _seeded() -> Iterator[None]:
     """Each test begins with the same random numbers and leaves the switch ``--quiet`` as it found it."""
     torch.manual_seed(0)
     yield
-    set_quiet(False)
+    console.silent = False
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from recollect.cli.main import app
-from recollect.common.console import is_quiet, set_quiet
+from recollect.common import console
 from recollect.config.recipes import available_recipes
 from recollect.losses import available as losses
 from recollect.models.zoo import ZOO
@@ -143,7 +143,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
     yield tmp_path / "photos"
-    set_quiet(False)
+    console.silent = False
 
 
 def run(*arguments: str) -> Any:
@@ -191,7 +191,7 @@ def test_quiet_leaves_the_result(photos: Path) -> None:
     done = run("-q", *TRAIN, "--out", "b")
     assert [line.split()[0] for line in done.output.splitlines()] == ["verdict", "test", "model"]
     assert "batch " in run(*TRAIN, "--out", "c").output
-    assert not is_quiet()
+    assert not console.silent
     assert run("embed", "a", "photos", "--out", "v.npz", "-q").output == ""
     done = run("eval", "v.npz", "--json", "-q")
     assert done.stderr == ""

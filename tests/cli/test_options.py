@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from recollect.cli.main import app, show_data_warnings
 from recollect.cli.options import remarks_aside, show_remarks
-from recollect.common.console import PROGRESS, set_quiet
+from recollect.common import console
+from recollect.common.console import PROGRESS
 from recollect.common.errors import DataWarning, RecollectError
 
 log = logging.getLogger("recollect.anything")
@@ -22,10 +23,9 @@ log = logging.getLogger("recollect.anything")
 
 @pytest.fixture(autouse=True)
 def _remarks() -> Iterator[None]:
-    end = show_remarks()
-    yield
-    end()
-    set_quiet(False)
+    with show_remarks():
+        yield
+    console.silent = False
 
 
 def test_remarks_go_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,7 +41,7 @@ def test_with_json_they_go_to_standard_error(capsys: pytest.CaptureFixture[str])
 
 
 def test_quiet_leaves_warnings(capsys: pytest.CaptureFixture[str]) -> None:
-    set_quiet(True)
+    console.silent = True
     log.info("the plan")
     log.info("half", extra=PROGRESS)
     log.warning("a run failed")
@@ -60,7 +60,8 @@ def test_a_terminal_has_a_live_line_instead_of_progress(
 def test_ending_leaves_the_logger_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     library = logging.getLogger("recollect")
     before = list(library.handlers)
-    show_remarks()()
+    with show_remarks():
+        pass
     assert len(library.handlers) == len(before) - 1
     assert library.level == logging.INFO  # the other one still shows
     log.info("the plan")
@@ -74,7 +75,7 @@ def test_warnings_about_data_are_sentences_and_said_once(capsys: pytest.CaptureF
             warnings.warn("sop: too few.", DataWarning, stacklevel=1)
         warnings.warn("sop: too few.", DataWarning, stacklevel=1)
         warnings.warn("something else", UserWarning, stacklevel=1)
-        set_quiet(True)
+        console.silent = True
         warnings.warn("cub: too few.", DataWarning, stacklevel=1)
     assert capsys.readouterr().err == "recollect: sop: too few.\n"
     assert [str(other.message) for other in others] == ["something else"]

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from recollect.common import console as progress
-from recollect.common.console import ProgressLine, lines_every, only_warnings, set_quiet
+from recollect.common.console import ProgressLine, lines_every, only_warnings
 
 
 def track(items: Iterable[Any], description: str, total: int | None = None, quiet: bool | None = None) -> Iterator[Any]:
@@ -23,7 +23,7 @@ def track(items: Iterable[Any], description: str, total: int | None = None, quie
 @pytest.fixture(autouse=True)
 def _loud_again() -> Iterator[None]:
     yield
-    set_quiet(False)
+    progress.silent = False
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_quiet_work_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "recollect")
     with ProgressLine("embedding", quiet=True, clock=ticking(0.0, 40.0)) as line:
         assert line.advance() is not None
-    set_quiet(True)
+    progress.silent = True
     with ProgressLine("embedding", clock=ticking(0.0, 40.0)) as line:
         line.advance()
     assert caplog.messages == []
@@ -126,7 +126,7 @@ def test_a_terminal_sees_count_and_note(terminal: Console) -> None:
 
 
 def test_quiet_silences_a_terminal_too(terminal: Console) -> None:
-    set_quiet(True)
+    progress.silent = True
     assert list(track("abc", "counting")) == ["a", "b", "c"]
     assert terminal.export_text().strip() == ""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from recollect.common.errors import ConfigError
-from recollect.common.preprocessing import Preprocessing
+from recollect.common.images import Preprocessing
 from recollect.config.resolve import resolve
 from recollect.data.registry import AUGMENTATIONS
 from recollect.data.transforms import FromTorchvision, make_augmentation

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from recollect.common.errors import DataError, ImageError, InputError
-from recollect.common.preprocessing import Preprocessing
+from recollect.common.images import Preprocessing
 from recollect.data import ImageSet, Pipeline, from_hugging_face, transforms
 from recollect.data.transforms import LongerSide
 

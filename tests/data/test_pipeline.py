@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.common.preprocessing import Preprocessing
+from recollect.common.images import Preprocessing
 from recollect.data import pipeline as pipeline_module, transforms
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline

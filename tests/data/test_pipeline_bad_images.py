@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from recollect.common.errors import DataError, ImageError
-from recollect.common.images import set_max_pixels
-from recollect.common.preprocessing import Preprocessing
+from recollect.common.images import Preprocessing, set_max_pixels
 from recollect.data import transforms
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.data import ImageSet, class_disjoint_split, class_folds
-from recollect.data.splits import held_out_classes
+from recollect.data.image_set import held_out_classes
 
 
 def make(labels: list[int]) -> ImageSet:

@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 from PIL import Image
 
 from recollect.common.errors import ConfigError
+from recollect.common.images import Preprocessing
 from recollect.common.machine import fix_torchvision
-from recollect.common.preprocessing import Preprocessing
 from recollect.data import transforms
 from recollect.data.transforms import GlyphAffine, LongerSide, RandomResizedCrop, mirrored
 

@@ -13,9 +13,8 @@ from torch import nn
 import recollect
 from recollect import write_evaluation
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.common.files import sha256
+from recollect.common.reading import sha256
 from recollect.evaluation import Evaluation, evaluate
-from recollect.inference import store
 from recollect.inference.evaluate import (
     EvaluationInput,
     check_protocol,
@@ -24,6 +23,7 @@ from recollect.inference.evaluate import (
     evaluate_prefixes,
     measure_labelled,
 )
+from recollect.models.weights import weights_digest
 from training.small_runs import make_images
 
 
@@ -176,7 +176,7 @@ def test_weights_are_read_through_once_to_check_them_and_once_to_know_their_vect
 
     def counted_weights(model: nn.Module) -> str:
         numbers.append(sum(tensor.numel() for tensor in model.state_dict().values()))
-        return store.weights_digest(model)
+        return weights_digest(model)
 
     monkeypatch.setattr("recollect.models.saving.sha256", counted_file)
     monkeypatch.setattr("recollect.inference.models.sha256", counted_file)

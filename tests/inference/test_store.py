@@ -20,7 +20,8 @@ from recollect.common.errors import DataWarning
 from recollect.common.files import cache_folder
 from recollect.data import ImageSet
 from recollect.inference import store
-from recollect.inference.store import Places, Rows, VectorStore, content_keys, set_digest, weights_digest
+from recollect.inference.store import Places, Rows, VectorStore, content_keys, set_digest
+from recollect.models.weights import weights_digest
 
 
 def keys_of(numbers: list[int]) -> store.Keys:

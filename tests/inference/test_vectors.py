@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from recollect.cli.main import app
 from recollect.common.errors import ConfigError, ImageError
-from recollect.common.images import read_image
-from recollect.common.preprocessing import Preprocessing
+from recollect.common.images import Preprocessing, read_image
 from recollect.data import ImageSet, Pipeline, load, train_transform
 from recollect.data.transforms import uniforms
 from recollect.inference.vectors import embed_files, embed_set, head_inputs, part_rows, run_network, seconds_of_rows

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.preprocessing import IMAGENET_MEAN
+from recollect.common.images import IMAGENET_MEAN
 from recollect.models import Embedder
 
 PIXELS = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

@@ -13,9 +13,9 @@ from torch import Tensor
 from recollect.common.errors import InputError
 from recollect.data.image_set import ImageSet
 from recollect.data.transforms import LongerSide
-from recollect.inference.store import weights_digest
 from recollect.models import Embedder
 from recollect.models.embedder import by_shape
+from recollect.models.weights import weights_digest
 
 SIDES = st.sampled_from([8, 12, 17])
 

@@ -19,7 +19,7 @@ from recollect.cli.main import app
 from recollect.common.errors import ConfigError, DataError, InputError, RecollectError, WeightsError
 from recollect.inference.models import open_model
 from recollect.models import Embedder
-from recollect.models.hub import parse_address
+from recollect.models.saving import parse_address
 from recollect.report.publishing import model_card, publish
 from recollect.report.results import read_run
 from recollect.training.trainer import train
@@ -150,7 +150,7 @@ def test_hostile_names_stay_text(run: Path) -> None:
     evil = "x`</td><script>alert(1)</script>| [a](javascript:b)\n---\nlicense: mit"
     config = replace(config, name=evil, data=replace(config.data, name=evil, train_split=evil))
     read = replace(read_run(run), evaluated={evil: {"r@1": 0.5}})
-    card = model_card(replace(opened, config=config), read, licence="Weird: [licence]\nx: y")
+    card = model_card(opened.embedder, config, read, licence="Weird: [licence]\nx: y")
     assert "<script" not in card
     assert "](javascript" not in re.sub("`[^`]*`", "", card), "outside of code there is no link"
     front = yaml.safe_load(card.split("\n---\n")[0])

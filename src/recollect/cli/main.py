@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any
 
 from recollect.cli.options import app
-from recollect.common.console import is_quiet
+from recollect.common import console
 from recollect.common.errors import FULL, DataWarning, RecollectError, causes, storage_error, unreadable
 from recollect.common.machine import keep_freed_memory, spin_briefly
 from recollect.common.text import printable
@@ -69,7 +69,7 @@ def show_data_warnings() -> None:
     def show(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
         if not issubclass(category, DataWarning):
             otherwise(message, category, *place, **rest)
-        elif not is_quiet():
+        elif not console.silent:
             print(f"recollect: {printable(str(message))}", file=sys.stderr)
 
     warnings.simplefilter("once", DataWarning)

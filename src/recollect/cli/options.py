@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Annotated, Any, TypeVar
 
@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from recollect._version import __version__
-from recollect.common.console import is_quiet, set_quiet
+from recollect.common import console
 from recollect.common.errors import InputError
 from recollect.common.text import printable
 
@@ -38,23 +38,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class _Command(TyperCommand):
     """A command that refuses a second value for an option that takes one, instead of silently using the last."""
 
-    def make_parser(self, ctx: Any) -> Any:
-        """A parser that counts how often each option is given."""
-        parser: Any = super().make_parser(ctx)
-        parse = parser.parse_args
-
-        def parse_and_count(args: list[str]) -> Any:
-            values, rest, order = parse(args=args)
-            _typed.clear()
-            _typed.update({parameter.name: max(parameter.opts, key=len) for parameter in order})
-            for option, times in Counter(order).items():
-                several = not isinstance(option, TyperOption) or option.multiple or option.is_flag or option.count
-                if times > 1 and not several:
-                    ctx.fail(f"{_typed[option.name]} is given {times} times, but takes one value: keep one of them.")
-            return values, rest, order
-
-        parser.parse_args = parse_and_count
-        return parser
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Count how often each option is given, before the values are checked."""
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        _typed.clear()
+        for option, times in Counter(order).items():
+            _typed[option.name or ""] = max(option.opts, key=len)
+            several = not isinstance(option, TyperOption) or option.multiple or option.is_flag or option.count
+            if times > 1 and not several:
+                ctx.fail(f"{_typed[option.name or '']} is given {times} times, but takes one value: keep one of them.")
+        return super().parse_args(ctx, args)
 
 
 class Commands(typer.Typer):
@@ -125,11 +118,12 @@ def common_options(
     ] = False,
 ) -> None:
     """Options before any command."""
-    from recollect.common.plugins import trusting
+    console.silent = quiet
+    context.with_resource(show_remarks())
+    if trust:
+        from recollect.common.plugins import trusting
 
-    set_quiet(quiet)
-    context.with_resource(trusting(trust))
-    context.call_on_close(show_remarks())
+        context.with_resource(trusting())
 
 
 class _Remarks(logging.Handler):
@@ -155,18 +149,18 @@ class _Remarks(logging.Handler):
 _remarks = _Remarks(logging.INFO)
 
 
-def show_remarks() -> Callable[[], None]:
-    """Print the library's messages from now on; call the result to stop."""
+@contextlib.contextmanager
+def show_remarks() -> Iterator[None]:
+    """Print the library's messages inside the block."""
     library = logging.getLogger("recollect")
     before, _remarks.aside = library.level, False
     library.setLevel(logging.INFO)
     library.addHandler(_remarks)
-
-    def end() -> None:
+    try:
+        yield
+    finally:
         library.removeHandler(_remarks)
         library.setLevel(before)
-
-    return end
 
 
 def remarks_aside(aside: bool = True) -> None:
@@ -176,13 +170,13 @@ def remarks_aside(aside: bool = True) -> None:
 
 def remark(line: str) -> None:
     """Print messages such as the plan and the paths of written files. Silent with ``--quiet``."""
-    if not is_quiet():
+    if not console.silent:
         typer.echo(printable(line))
 
 
 def remark_aside(line: str) -> None:
     """The same on standard error, for commands whose standard output a script reads."""
-    if not is_quiet():
+    if not console.silent:
         typer.echo(f"recollect: {printable(line)}", err=True)
 
 
@@ -197,26 +191,19 @@ def show_plan(plan: Any, as_json: bool) -> None:
     print_json(plan.as_dict()) if as_json else typer.echo(printable("\n".join(plan.lines())))
 
 
-def _quiet(value: bool) -> bool:
-    if value:  # may also be given before the command, so it is never reset here
-        set_quiet(True)
-    return value
-
-
-def _max_pixels(value: int | None) -> int | None:
-    if value is not None:
+def _at_once(parameter: typer.CallbackParam, value: Any) -> Any:
+    """Apply an option that means the same for every command, before the command begins."""
+    if parameter.name == "quiet" and value:  # may also be given before the command, so it is never reset here
+        console.silent = True
+    elif parameter.name == "max_pixels" and value is not None:
         from recollect.common.images import set_max_pixels
 
         set_max_pixels(value)
+    elif parameter.name == "device" and value is not None:
+        from recollect.common.machine import usable_device
+
+        return str(usable_device(value, "--device"))
     return value
-
-
-def _device(value: str | None) -> str | None:
-    if value is None:
-        return None
-    from recollect.common.machine import usable_device
-
-    return str(usable_device(value, "--device"))
 
 
 def _completion(place: str, kind: str = "", ending: str = "") -> Callable[[str], list[str]]:
@@ -274,7 +261,7 @@ def refuse_unused(unused: bool, because: str, *parameters: str) -> None:
     Raises:
         InputError: the user typed some of them.
     """
-    if options := [_typed[name] for name in parameters if unused and name in _typed]:
+    if unused and (options := [_typed[name] for name in parameters if name in _typed]):
         them = "it" if len(options) == 1 else "them"
         raise InputError(f"{' and '.join(options)} would have no effect {because}: remove {them}.")
 
@@ -301,9 +288,9 @@ def finite(value: float | None) -> float | None:
 # Every numeric option has a range, which is checked before any work begins.
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", callback=_quiet, help="Print only results: no progress, no messages.")
+    bool, typer.Option("--quiet", "-q", callback=_at_once, help="Print only results: no progress, no messages.")
 ]
-Device = Annotated[str | None, typer.Option(callback=_device, help="Device: cpu, cuda, cuda:1, …")]
+Device = Annotated[str | None, typer.Option(callback=_at_once, help="Device: cpu, cuda, cuda:1, …")]
 Download = Annotated[bool, typer.Option("--download", help="Download weights that are not on this machine.")]
 Weights = Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")]
 Jobs = Annotated[
@@ -330,7 +317,7 @@ SkipBad = Annotated[
 ]
 MaxPixels = Annotated[
     int | None,
-    typer.Option(callback=_max_pixels, min=1, max=10**10, help="Refuse images with more pixels. Default: 100 million."),
+    typer.Option(callback=_at_once, min=1, max=10**10, help="Refuse images with more pixels. Default: 100 million."),
 ]
 Recipe = Annotated[
     str | None,

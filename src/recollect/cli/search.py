@@ -16,7 +16,6 @@ from recollect.cli.options import (
     SkipBad,
     Weights,
     app,
-    given,
     parse_pairs,
     print_json,
     refuse_unused,
@@ -55,7 +54,8 @@ def search(
     quiet: Quiet = False,
 ) -> None:
     """Find the most similar images, with the model that computed the vectors."""
-    from recollect import Index, search_images
+    from recollect.search.index import Index
+    from recollect.search.queries import search_images
 
     remarks_aside()
     refuse_unused(html is None, "without --html", "overwrite")
@@ -65,8 +65,8 @@ def search(
         from recollect.report.search_page import GENERATOR, write_search_page
 
         check_target(html, overwrite, GENERATOR)  # before the work begins
-    with Index.open(index, model, dim=dim, root=root, **given(weights=weights, device=device)) as opened:
-        conditions = parse_pairs(where or [], "--where")
+    with Index.open(index, model, dim=dim, root=root, weights=weights, device=device) as opened:
+        conditions = parse_pairs(where, "--where") if where else None
         policy = "skip" if skip_bad else "error"
         results = search_images(opened, queries, top, where=conditions, exact=exact, on_bad_image=policy)
         if html is not None:

@@ -4,8 +4,7 @@ errors          errors for users, with messages for those of the system
 text            numbers, counts and names in sentences; suggestions; checks of options
 files           atomic writing, hashes, locks
 reading         reading files that may be damaged or of another kind
-images          decoding any image to upright RGB
-preprocessing   resizing, cropping and normalizing before a network
+images          decoding any image to upright RGB; resizing and cropping for a network
 console         ``--quiet`` and the progress line
 machine         memory, threads, devices
 plugins         losses, data sets, … from outside the package, by name

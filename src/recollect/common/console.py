@@ -25,19 +25,9 @@ PROGRESS = {"progress": True}
 """``extra`` of a record that reports progress."""
 RESULT = {"result": True}
 """``extra`` of a record that is a result: ``--quiet`` shows it too."""
-_quiet = False
+silent = False
+"""Whether progress lines and remarks of this process are silenced (``--quiet``)."""
 _seconds_between_lines = 30.0
-
-
-def set_quiet(quiet: bool) -> None:
-    """Silence progress lines and remarks of this process (``--quiet``)."""
-    global _quiet
-    _quiet = quiet
-
-
-def is_quiet() -> bool:
-    """Whether they are silenced."""
-    return _quiet
 
 
 @contextmanager
@@ -108,7 +98,7 @@ class ProgressLine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         console, whole = Console(stderr=True), Column(no_wrap=True)
-        self._silent = is_quiet() if quiet is None else quiet
+        self._silent = silent if quiet is None else quiet
         hidden = self._silent or (quiet is None and not console.is_terminal)
         self._progress = Progress(
             TextColumn("{task.description}"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from recollect.common.errors import RecollectError, StorageError, causes, storage_error
-from recollect.common.reading import open_regular
 
 # Whole files --------------------------------------------------------------------------------------------------------
 
@@ -197,16 +195,6 @@ def append_line(path: Path | str, line: str) -> None:
                 raise
     except OSError as error:
         raise storage_error(error, Path(path), needed=len(content), existed=True) from error
-
-
-def sha256(path: Path | str) -> str:
-    """The SHA-256 of a regular file's content, in hexadecimal.
-
-    Raises:
-        DataError: there is no such file, or it is a folder, a pipe or a device.
-    """
-    with os.fdopen(open_regular(path), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cache_folder() -> Path:

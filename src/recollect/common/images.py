@@ -1,8 +1,8 @@
-"""Images: the decoder, and the policy for images that cannot be read.
+"""Images: the decoder, the preprocessing of a model, and the policy for images that cannot be read.
 
 ``read_image`` takes a path, bytes, a PIL image or an array, and returns upright RGB. Files are not trusted: only regular files
-are opened, sizes are checked before pixels are decoded, and large images are decoded a few at a time. The conversion to
-RGB is in ``common/pixels.py``, a model's preprocessing in ``common/preprocessing.py``.
+are opened, sizes are checked before pixels are decoded, and large images are decoded a few at a time. ``Preprocessing`` is
+what a model expects, saved with the model. The operations on pixels are in ``common/pixels.py``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import os
 import stat
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from recollect.common import pixels
 from recollect.common.errors import ConfigError, ImageError, InputError, RecollectError, in_bytes, require
 from recollect.common.text import number_of, printable
+
+if TYPE_CHECKING:
+    import torch
 
 # PIL warns below the limit that is enforced here. Set once, not around each read: filters are not safe in threads.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -105,12 +108,12 @@ def read_image(source: ImageSource, *, at_least: int | None = None) -> Image.Ima
         source = Image.fromarray(source)
     if isinstance(source, Image.Image):
         with _errors_named("an image"):
-            _check_size(source.size)
+            if source.width * source.height > _max_pixels:
+                raise _too_large(f"{source.width:,}×{source.height:,} pixels")
             # A copy if it must be rotated, because the image belongs to the caller.
             turned = source.getexif().get(ExifTags.Base.Orientation, 1) != 1
             return pixels.upright(source.copy()) if turned else pixels.to_rgb(source)
     with _opened(source) as file, _identified(file) as image:
-        _check_size(image.size)
         if at_least is not None:
             image.draft("RGB", (at_least, at_least))
         with _BUDGET.of(8 * image.width * image.height):
@@ -220,8 +223,10 @@ def _errors_named(name: str) -> Iterator[None]:
 
 
 def _identified(file: Any) -> Image.Image:
+    Image.init()
     try:
-        return Image.open(file, formats=_known_formats())
+        # Requesting a format that PIL was built without fails with a KeyError on every file.
+        image = Image.open(file, formats=tuple(filter(Image.OPEN.__contains__, FORMATS)))
     except UnidentifiedImageError:
         file.seek(0)
         start = file.read(12)
@@ -235,12 +240,10 @@ def _identified(file: Any) -> Image.Image:
                 'a HEIC image. To read it,  pip install "recollect[heic]", or convert it to JPEG.', "HEIC"
             ) from None
         _register_heif()
-        return Image.open(file, formats=("HEIF",))
-
-
-def _check_size(size: tuple[int, int]) -> None:
-    if size[0] * size[1] > _max_pixels:
-        raise _too_large(f"{size[0]:,}×{size[1]:,} pixels")
+        image = Image.open(file, formats=("HEIF",))
+    if image.width * image.height > _max_pixels:
+        raise _too_large(f"{image.width:,}×{image.height:,} pixels")
+    return image
 
 
 def _too_large(size: str) -> ImageError:
@@ -249,13 +252,6 @@ def _too_large(size: str) -> ImageError:
         "--max-pixels (data.max_pixels in YAML, set_max_pixels in Python) if you trust it.",
         "too large",
     )
-
-
-@cache
-def _known_formats() -> tuple[str, ...]:
-    # Requesting a format that PIL was built without fails with a KeyError on every file.
-    Image.init()
-    return tuple(filter(Image.OPEN.__contains__, FORMATS))
 
 
 @cache
@@ -293,6 +289,72 @@ class DecodeBudget:
 
 
 _BUDGET = DecodeBudget(2**30)
+
+
+INTERPOLATIONS = ("bilinear", "bicubic", "lanczos")
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """The preprocessing that a model expects: resize the shorter side, crop the centre, normalize by mean and deviation.
+
+    Calling it returns uint8 pixels; scaling and normalization happen in the model, on its device, so that a quarter of
+    the bytes is transferred. ``resize=None`` keeps the aspect ratio (instance search): the image is shrunk only if its
+    longer side is above ``max_side``.
+    """
+
+    size: int = 224
+    resize: int | None = 256
+    interpolation: str = "bilinear"
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    max_side: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in INTERPOLATIONS:
+            raise ConfigError(
+                f"interpolation {self.interpolation!r} is unknown: choose one of {', '.join(INTERPOLATIONS)}."
+            )
+        if self.resize is not None and self.resize < self.size:
+            raise ConfigError(f"resize {self.resize} is smaller than the crop of {self.size}: raise resize.")
+
+    @property
+    def at_least(self) -> int | None:
+        """The pixels that both sides of a JPEG keep when it is decoded at a fraction of its size, see ``read_image``.
+
+        Twice the shorter side after resizing: four pixels or more for each one that is kept. None for whole images, whose
+        results have sizes of their own.
+        """
+        return None if self.resize is None else 2 * self.resize
+
+    def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
+        """The RGB image resized and cropped, size × size × 3 (or its own height × width × 3).
+
+        Raises:
+            ImageError: it is so narrow that it would be huge after resizing its shorter side to ``resize``.
+        """
+        try:
+            return np.array(pixels.fitted(image, self.size, self.resize, self.interpolation, self.max_side))
+        except (ValueError, MemoryError) as error:
+            reason = str(error) or f"{image.width:,}×{image.height:,} pixels cannot be resized: not enough memory"
+            raise ImageError(f"{reason}. Cut the image into pieces.", "too large") from error
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """RGB image to a uint8 tensor, 3 × size × size (or 3 × its own height × width)."""
+        import torch
+
+        return torch.from_numpy(self.pixels(image)).permute(2, 0, 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as written into ``embedder.json``."""
+        return {**self.__dict__, "mean": list(self.mean), "std": list(self.std)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
+        """The inverse of ``as_dict``."""
+        return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
 
 
 ON_BAD_IMAGE = ("error", "skip")

@@ -51,7 +51,7 @@ def keep_freed_memory() -> bool:
 
             recollect.keep_freed_memory()
     """
-    decided = "malloc" in os.environ.get("LD_PRELOAD", "") or any(name.startswith("MALLOC_") for name in os.environ)
+    decided = "malloc" in os.environ.get("LD_PRELOAD", "") or " MALLOC_" in " ".join(["", *os.environ])
     if decided or os.environ.get("RECOLLECT_MALLOC") == "default" or platform.libc_ver()[0] != "glibc":
         return False
     import ctypes
@@ -129,7 +129,8 @@ def _groups(root: Path) -> Iterator[tuple[int, int]]:
             continue
         inner = PurePosixPath(path.lstrip("/"))
         # A container may see its own group as the root group: then only the last of these exists.
-        for folder in (mount / inner, *(mount / outer for outer in inner.parents)):
+        for place in (inner, *inner.parents):
+            folder = mount / place
             limit, used = _number(folder / names[0]), _number(folder / names[1])
             if limit is not None and used is not None:  # otherwise a file is missing, or the limit is "max"
                 # Cached pages of files that were not used recently count as used, but are freed when memory is needed.
@@ -234,8 +235,10 @@ def forward_work(network: nn.Module, inputs: Tensor) -> Work:
         total += output.numel() * weight[0].numel()  # every output is a sum of this many products
         count += 1
 
-    layers = [module for module in network.modules() if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)]
-    hooks = [layer.register_forward_hook(add) for layer in layers]
+    hooks = []
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+            hooks.append(module.register_forward_hook(add))
     was_training = network.training
     network.eval()
     try:
@@ -341,7 +344,8 @@ def fix_torchvision() -> bool:
             for name in ("nms", "qnms"):
                 library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
             _declared.append(library)
-            for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-                del sys.modules[name]
+            for name in list(sys.modules):
+                if name.split(".")[0] == "torchvision":
+                    del sys.modules[name]
             importlib.import_module("torchvision")
         return bool(_declared)

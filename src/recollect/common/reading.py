@@ -4,6 +4,7 @@ Only regular files are opened (reading a pipe could block forever). Every proble
 place in it and the reason.
 
     read_bytes, read_text    any small file
+    sha256                   the hash of any file
     read_yaml, parse_yaml    YAML: recipes, configurations, settings
     read_json                JSON, of the type the caller expects
     read_json_lines          one JSON object per line; damaged lines are skipped with a remark
@@ -15,6 +16,7 @@ place in it and the reason.
 from __future__ import annotations
 
 import codecs
+import hashlib
 import io
 import json
 import os
@@ -72,6 +74,16 @@ def read_bytes(path: Path | str, limit: int = TEXT_LIMIT) -> bytes:
             return file.read()
         except OSError as error:
             raise DataError(unreadable(error, path)) from error
+
+
+def sha256(path: Path | str) -> str:
+    """The SHA-256 of a regular file's content, in hexadecimal.
+
+    Raises:
+        DataError: there is no such file, or it is a folder, a pipe or a device.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_text(path: Path | str, limit: int = TEXT_LIMIT) -> str:

@@ -117,7 +117,7 @@ def available_recipes() -> dict[str, Path]:
     found = {}
     for path in sorted(FOLDER.rglob("*.yaml")):
         stem = _name(path, None)
-        if not any(part.startswith("_") for part in stem.split("/")):
+        if "/_" not in f"/{stem}":
             found.update({f"{stem}/{row}": path for row in _rows(path)} or {stem: path})
     return found
 
@@ -211,7 +211,7 @@ def find_recipe(name: str | Path, below: Path | None = None) -> tuple[Path, str 
     """
     path = Path(name)
     # Names of built-in recipes come first; a path with an ending, or a part to inherit from, is the user's own.
-    built_in = not path.suffix and not any(part.startswith("_") for part in path.parts)
+    built_in = not path.suffix and "/_" not in f"/{path.as_posix()}"
     for folder in (FOLDER if built_in else None, below, Path(), FOLDER):
         for candidate, row in () if folder is None else _readings(folder / path):
             if candidate.is_file() and (row is None or row in _rows(candidate)):

@@ -375,7 +375,7 @@ def with_names(config: Config, change: Callable[[str], str]) -> Config:
     """``config`` with ``change`` applied to every name that can be a reference, names among a loss's options included."""
     data, model, loss, run = config.data, config.model, config.loss, config.run
     names = (data.name, data.augmentation, model.init, loss.name, config.optimizer.name, run.select, *run.loggers)
-    if not any(":" in name for name in names) and not loss.options:
+    if ":" not in "".join(names) and not loss.options:
         return config  # only names of recollect and of installed packages
     return replace(
         config,

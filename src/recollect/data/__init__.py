@@ -9,7 +9,11 @@ from recollect.common import lazy_names
 if TYPE_CHECKING:
     from recollect.data.folders import Listed as Listed, list_images as list_images, summary as summary
     from recollect.data.hugging_face import from_hugging_face as from_hugging_face
-    from recollect.data.image_set import ImageSet as ImageSet
+    from recollect.data.image_set import (
+        ImageSet as ImageSet,
+        class_disjoint_split as class_disjoint_split,
+        class_folds as class_folds,
+    )
     from recollect.data.pipeline import Batch as Batch, Pipeline as Pipeline
     from recollect.data.registry import (
         Counts as Counts,
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
         load_revisited as load_revisited,
         load_sfm_pairs as load_sfm_pairs,
     )
-    from recollect.data.splits import class_disjoint_split as class_disjoint_split, class_folds as class_folds
     from recollect.data.transforms import (
         glyph_transform as glyph_transform,
         test_transform as test_transform,

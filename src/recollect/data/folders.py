@@ -311,7 +311,7 @@ def _innermost(folder: Path) -> Path:
 
 
 def _folders(folder: Path) -> list[str]:
-    return sorted([entry.name for entry in visible_entries(folder) if is_folder(entry)])
+    return sorted(map(attrgetter("name"), filter(is_folder, visible_entries(folder))))
 
 
 def _folders_with_images(folder: Path) -> list[str]:

@@ -73,7 +73,7 @@ class Pipeline:
             the memory of a batch is then allocated at once when its first image is read.
 
     Examples:
-        >>> from recollect.common.preprocessing import Preprocessing
+        >>> from recollect.common.images import Preprocessing
         >>> from recollect.data.transforms import train_transform
         >>> pixels = np.zeros((4, 40, 40), np.uint8)
         >>> images = ImageSet("demo", list("abcd"), [0, 0, 1, 1], ["x", "y"], arrays=pixels)
@@ -157,7 +157,7 @@ class Pipeline:
         if whole and count:
             height, width = self._largest(0)
             step = max(1, min(_CHUNK, self.prefetch_bytes // (12 * height * width)))  # a quarter of the budget at most
-        ranges = (np.arange(start, min(start + step, count)) for start in range(0, count, step))
+        ranges = np.split(np.arange(count), range(step, count, step)) if count else []
         waiting: dict[tuple[int, ...], list[tuple[int, torch.Tensor]]] = {}
         waiting_bytes = 0
         for pending in self._filled(ranges):

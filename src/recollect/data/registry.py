@@ -13,7 +13,7 @@ import inspect
 import logging
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, DataWarning, SealedError
@@ -111,7 +112,7 @@ def is_source(name: str) -> bool:
 
     An existing file or folder of that name is not; only ``.py`` files contain a data set.
     """
-    return name in available() or (plugins.knows("data set", name) and not Path(name).exists())
+    return name in available() or (not Path(name).exists() and plugins.knows("data set", name))
 
 
 def refuse_two_meanings(name: str) -> None:
@@ -254,6 +255,53 @@ def without_missing(source: Source, images: ImageSet, on_bad_image: str) -> Imag
     left_out = {**images.facts.get("left_out", {}), "missing": len(missing)}
     present = images.subset(np.setdiff1d(np.arange(len(images)), missing))
     return replace(present, facts={**images.facts, "left_out": left_out})
+
+
+def make_set(
+    source: Source,
+    root: Path,
+    split: str,
+    names: Sequence[str],
+    classes: Sequence[int] | Sequence[str],
+    *,
+    boxes: NDArray[np.float64] | None = None,
+    titles: Mapping[int, str] | None = None,
+    coarse: Mapping[Any, str] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> ImageSet:
+    """The set of listed images; its classes are numbered in the order of their sorted keys.
+
+    Args:
+        source: the data set, for its name and for error messages.
+        root: the folder that ``names`` are below.
+        split: the part this is.
+        names: one path per listed image.
+        classes: one key per image, all numbers or all text.
+        boxes: one box per image.
+        titles: the class name of each key, if not ``str(key)``.
+        coarse: the coarser class that the class of a key belongs to.
+        facts: see ``ImageSet``.
+    """
+    if not names:
+        raise source.trouble(f"the list of the split {split!r} below {root} is empty.")
+    keys, labels = np.unique(np.asarray(classes), return_inverse=True)
+    group_names: list[str] = []
+    groups = None
+    if coarse is not None:
+        named, groups = np.unique([coarse[key] for key in keys.tolist()], return_inverse=True)
+        group_names = [str(name) for name in named]
+    return ImageSet(
+        source.name,
+        names,
+        labels.astype(np.int64),
+        [str(key) if titles is None else titles[key] for key in keys.tolist()],
+        root=root,
+        split=split,
+        boxes=boxes,
+        coarse_labels=groups[labels] if groups is not None else None,
+        coarse_names=group_names,
+        facts=facts or {},
+    )
 
 
 _sealed: list[frozenset[str]] = []

@@ -1,4 +1,4 @@
-"""Lists of images in text and CSV files, and the ``ImageSet`` of a list; shared by the sources and the index."""
+"""Lists of images in text and CSV files; shared by the sources and the index."""
 
 from __future__ import annotations
 
@@ -10,61 +10,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from recollect.common.errors import DataError
 from recollect.common.reading import open_text
 from recollect.common.text import number_of
-from recollect.data.image_set import ImageSet
 from recollect.data.registry import Source
-
-
-def make_set(
-    source: Source,
-    root: Path,
-    split: str,
-    names: Sequence[str],
-    classes: Sequence[int] | Sequence[str],
-    *,
-    boxes: NDArray[np.float64] | None = None,
-    titles: Mapping[int, str] | None = None,
-    coarse: Mapping[Any, str] | None = None,
-    facts: Mapping[str, Any] | None = None,
-) -> ImageSet:
-    """The set of listed images; its classes are numbered in the order of their sorted keys.
-
-    Args:
-        source: the data set, for its name and for error messages.
-        root: the folder that ``names`` are below.
-        split: the part this is.
-        names: one path per listed image.
-        classes: one key per image, all numbers or all text.
-        boxes: one box per image.
-        titles: the class name of each key, if not ``str(key)``.
-        coarse: the coarser class that the class of a key belongs to.
-        facts: see ``ImageSet``.
-    """
-    if not names:
-        raise source.trouble(f"the list of the split {split!r} below {root} is empty.")
-    keys, labels = np.unique(np.asarray(classes), return_inverse=True)
-    group_names: list[str] = []
-    groups = None
-    if coarse is not None:
-        named, groups = np.unique([coarse[key] for key in keys.tolist()], return_inverse=True)
-        group_names = [str(name) for name in named]
-    return ImageSet(
-        source.name,
-        names,
-        labels.astype(np.int64),
-        [str(key) if titles is None else titles[key] for key in keys.tolist()],
-        root=root,
-        split=split,
-        boxes=boxes,
-        coarse_labels=groups[labels] if groups is not None else None,
-        coarse_names=group_names,
-        facts=facts or {},
-    )
 
 
 def need(source: Source, path: Path) -> Path:

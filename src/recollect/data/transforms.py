@@ -23,7 +23,7 @@ from PIL import Image
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, ImageError
-from recollect.common.preprocessing import INTERPOLATIONS, Preprocessing
+from recollect.common.images import INTERPOLATIONS, Preprocessing
 from recollect.data.image_set import ImageSet, Indices
 from recollect.data.registry import AUGMENTATIONS
 

@@ -55,7 +55,7 @@ from recollect.inference.training_record import read_trained_on
 from recollect.inference.vectors import BATCH, embed_set, files_left_out
 from recollect.losses.matryoshka import prefix_lengths, unit_rows
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
-from recollect.models.hub import is_hub_address
+from recollect.models.saving import is_hub_address
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,13 @@ from torch import Tensor, nn
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, DataWarning
-from recollect.common.files import sha256
-from recollect.common.reading import parse_yaml, read_json, read_torch, read_yaml_text
+from recollect.common.reading import parse_yaml, read_json, read_torch, read_yaml_text, sha256
 from recollect.config.automatic import is_pretrained
 from recollect.config.resolve import from_mapping, missing_groups, untrusted_names
 from recollect.config.schema import Config, DataConfig, ModelConfig
 from recollect.data import ImageSet, list_images
 from recollect.models import Embedder, onnx_export
-from recollect.models.hub import hub_folder, is_hub_address, parse_address
-from recollect.models.saving import DESCRIPTION, MODEL, TENSORS
+from recollect.models.saving import DESCRIPTION, MODEL, TENSORS, hub_folder, is_hub_address, parse_address
 from recollect.models.zoo import find
 
 logger = logging.getLogger(__name__)
@@ -186,7 +185,7 @@ class LoadedModel:
         weights: which weights these are, in a few words.
         source: its record in results: ``model``, and ``sha256`` of the weights or ``weights``, the user's choice of them.
         folder: of the run or the embedder; None for an initialisation.
-        run: the run it comes from, if any. config: its settings, if they can be read.
+        run: the run it comes from, if any. recipe: the settings of an initialisation.
         remark: a message for the user, if any.
     """
 
@@ -196,8 +195,18 @@ class LoadedModel:
     source: dict[str, str | None]
     folder: Path | None = None
     run: RunFiles | None = None
-    config: Config | None = None
+    recipe: Config | None = None
     remark: str | None = None
+
+    @cached_property
+    def config(self) -> Config | None:
+        """Its settings, read when first needed; None if there are none, or if a finished run's cannot be read."""
+        if self.run is None:
+            return self.recipe
+        try:
+            return self.run.read_config()
+        except (ConfigError, DataError):
+            return None
 
     @property
     def frozen(self) -> str | None:
@@ -273,24 +282,24 @@ def _open_run(run: RunFiles) -> LoadedModel:
     path, outcome = run.path, run.read_manifest().get("outcome")
     if outcome is None and not (run.model / DESCRIPTION).is_file():
         return _open_checkpoint(run)
-    missing = [name for name in (TENSORS, DESCRIPTION) if not (run.model / name).is_file()]
-    if missing:
-        raise DataError(
-            f"{path}: the run is finished, but {run.model / missing[0]} is missing. Restore it from a copy; "
-            "other weights are never used instead."
-        )
-    try:
-        config = run.read_config()
-    except (ConfigError, DataError):
-        config = None  # a finished model does not need it
+    for name in (TENSORS, DESCRIPTION):
+        if not (run.model / name).is_file():
+            raise DataError(
+                f"{path}: the run is finished, but {run.model / name} is missing. Restore it from a copy; "
+                "other weights are never used instead."
+            )
     step = None if outcome is None else outcome.get("chosen_step")
     weights = "trained" if step is None else f"weights of step {step:,}"
-    if step == 0 and config is not None and config.model.whitening is not None:
-        weights = "last layer as a whitening, without a step"
-    init = None if config is None else config.model.init
-    embedder = Embedder.load(run.model, backbone=init if init is not None and plugins.is_reference(init) else None)
-    source: dict[str, str | None] = {"model": str(path.resolve()), "sha256": _recorded_digest(run.model)}
-    return LoadedModel(embedder, path.resolve().name, weights, source, path, run, config)
+    described = read_json(run.model / DESCRIPTION, dict)
+    network = described.get("embedder")
+    # Of code from outside the package, only the settings name the folder.
+    is_outside = isinstance(network, dict) and network.get("code") is not None
+    embedder = Embedder.load(run.model, backbone=run.read_config().model.init if is_outside else None)
+    source: dict[str, str | None] = {"model": str(path.resolve()), "sha256": described["sha256"][TENSORS]}
+    loaded = LoadedModel(embedder, path.resolve().name, weights, source, path, run)
+    if step == 0 and loaded.config is not None and loaded.config.model.whitening is not None:
+        loaded = replace(loaded, weights="last layer as a whitening, without a step")
+    return loaded
 
 
 def _open_checkpoint(run: RunFiles) -> LoadedModel:
@@ -315,8 +324,7 @@ def _open_checkpoint(run: RunFiles) -> LoadedModel:
         {"model": str(path.resolve()), "sha256": sha256(run.last)},
         path,
         run,
-        config,
-        f"{path} is not finished: {words} is used ({run.last}).",
+        remark=f"{path} is not finished: {words} is used ({run.last}).",
     )
 
 
@@ -339,7 +347,7 @@ def _open_initialisation(model: str | Path, weights: str | None, download: bool,
     else:
         embedder = Embedder.create(name, weights=weights, dim=None, download=download)
     source = {"model": name, "weights": weights}
-    return LoadedModel(embedder, name, f"{name} without training", source, config=recipe)
+    return LoadedModel(embedder, name, f"{name} without training", source, recipe=recipe)
 
 
 def load_initial_model(config: Config) -> LoadedModel:
@@ -349,7 +357,7 @@ def load_initial_model(config: Config) -> LoadedModel:
         words = f"{model.init} without training, without the new last layer"
         model = replace(model, dim=None, pooling=None, layer_norm=None, l2_before_head=None)
     embedder = make_embedder(model, config.run.seed).eval()
-    return LoadedModel(embedder, "init", words, {"model": model.init, "weights": model.weights}, config=config)
+    return LoadedModel(embedder, "init", words, {"model": model.init, "weights": model.weights}, recipe=config)
 
 
 def make_embedder(model: ModelConfig, seed: int, module: nn.Module | None = None) -> Embedder:

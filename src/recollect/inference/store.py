@@ -36,7 +36,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, DataWarning, ImageError, RecollectError
@@ -202,15 +201,6 @@ def allocated(shape: tuple[int, ...]) -> Rows:
 
 def _digest(keys: Keys) -> str:
     return hashlib.sha256(np.ascontiguousarray(keys).tobytes()).hexdigest()[:24]
-
-
-def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over names, shapes and values of everything in the ``state_dict`` of ``model``."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).data)
-    return digest.hexdigest()
 
 
 def content_keys(images: ImageSet) -> Keys:

@@ -26,9 +26,10 @@ from recollect.common.machine import seconds_of
 from recollect.common.text import some_names
 from recollect.data import ImageSet, Pipeline, summary, test_transform
 from recollect.data.transforms import Transform
-from recollect.inference.store import PART, Keys, Places, Rows, VectorStore, allocated, content_keys, weights_digest
+from recollect.inference.store import PART, Keys, Places, Rows, VectorStore, allocated, content_keys
 from recollect.models import Embedder
 from recollect.models.backbones import NativePool, refusing_narrow
+from recollect.models.weights import weights_digest
 from recollect.step.large_batch import take_rows
 
 BATCH = 64

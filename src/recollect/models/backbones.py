@@ -56,14 +56,15 @@ def build_backbone(architecture: str, size: int) -> nn.Module:
     if architecture in ("tiny", "tiny-grey"):
         return TinyConvNet(grey=architecture == "tiny-grey")
     timm = timm_library()
-    options: dict[str, Any] = {}
+    options: dict[str, Any]
     if not timm.is_model(architecture.split(".")[0]):
         raise ConfigError(f"timm {timm.__version__} has no architecture {architecture!r}.")
     entry = timm.models.model_entrypoint(architecture.split(".")[0])
     if entry.__module__ in _ANY_SIZE_MODULES:
         options = {"img_size": size, "dynamic_img_size": True}
-    elif _fixed_size(architecture) and size != _own_size(architecture):
-        options = {"img_size": size}
+    else:
+        own = timm.get_pretrained_cfg(architecture)
+        options = {"img_size": size} if own.fixed_input_size and size != own.input_size[-1] else {}
     try:
         backbone: nn.Module = timm.create_model(architecture, pretrained=False, num_classes=0, **options)
     except (TypeError, AssertionError, ValueError) as error:
@@ -104,11 +105,6 @@ def feature_kind(backbone: nn.Module) -> str:
     return "maps-last" if getattr(backbone, "output_fmt", "NCHW") == "NHWC" else "maps"
 
 
-def prefix_tokens(backbone: nn.Module) -> int:
-    """Class and register tokens before the patches."""
-    return int(getattr(backbone, "num_prefix_tokens", 0))
-
-
 def feature_size(backbone: nn.Module, pooling: str) -> int:
     """Dimension of the pooled features; a few networks widen them in their own head."""
     if pooling == "native":
@@ -122,24 +118,6 @@ def patch_size(backbone: nn.Module) -> int:
         return 1
     size = getattr(getattr(backbone, "patch_embed", None), "patch_size", 1)
     return int(size[0] if isinstance(size, tuple | list) else size)
-
-
-def takes_any_size(backbone: nn.Module) -> bool:
-    """Whether the network accepts images of other sizes than the one it was built for."""
-    if isinstance(backbone, TinyConvNet):
-        return True
-    if getattr(backbone, "dynamic_img_size", False):
-        return True
-    cfg: Any = getattr(backbone, "pretrained_cfg", {})
-    return not cfg.get("fixed_input_size", False)
-
-
-def _own_size(architecture: str) -> int:
-    return int(timm_library().get_pretrained_cfg(architecture).input_size[-1])
-
-
-def _fixed_size(architecture: str) -> bool:
-    return bool(timm_library().get_pretrained_cfg(architecture).fixed_input_size)
 
 
 WIDTHS = (24, 48, 96, 192)
@@ -197,25 +175,12 @@ BATCH_NORM = ("frozen", "statistics", "trained")
 Stage = tuple[str, nn.Module]
 
 
-def set_batch_norm_gradients(module: nn.Module, policy: str) -> None:
-    """Freeze or unfreeze the affine part of every BatchNorm: trained under ``"statistics"`` and ``"trained"``."""
-    if policy not in BATCH_NORM:
-        raise ConfigError(f"batch_norm {policy!r} is unknown: choose one of {', '.join(BATCH_NORM)}.")
-    for norm in _batch_norms(module):
-        for parameter in norm.parameters(recurse=False):
-            parameter.requires_grad_(policy != "frozen")
-
-
 def apply_batch_norm(module: nn.Module, policy: str) -> None:
     """Put every BatchNorm that may not learn statistics into evaluation mode."""
-    if policy != "trained":
-        for norm in _batch_norms(module):
-            norm.eval()
-
-
-def _batch_norms(module: nn.Module) -> Iterable[nn.Module]:
-    # timm's fused norm-and-activation classes inherit from this one too.
-    return (child for child in module.modules() if isinstance(child, nn.modules.batchnorm._BatchNorm))
+    for child in module.modules():
+        # timm's fused norm-and-activation classes inherit from this one too.
+        if policy != "trained" and isinstance(child, nn.modules.batchnorm._BatchNorm):
+            child.eval()
 
 
 class Part(nn.Module):
@@ -315,7 +280,7 @@ def cut(stages: list[Stage], upto: str) -> int:
     Raises:
         ConfigError: there is no such stage, or nothing would be left.
     """
-    names = [name for name, _ in stages]
+    names = list(dict(stages))
     if upto == "backbone":
         return names.index("pooling")
     if upto not in names[:-1]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,14 +25,14 @@ from torch import Tensor, nn
 from recollect.common import plugins
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.images import BadImage, ImageSource, bad_image_summary
-from recollect.common.preprocessing import Preprocessing
+from recollect.common.images import BadImage, ImageSource, Preprocessing, bad_image_summary
 from recollect.common.text import printable
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline
 from recollect.data.transforms import test_transform
 from recollect.models import backbones, zoo
 from recollect.models.backbones import (
+    BATCH_NORM,
     NativePool,
     Part,
     Stage,
@@ -40,11 +41,9 @@ from recollect.models.backbones import (
     build_outside,
     cut,
     natural_pooling,
-    set_batch_norm_gradients,
 )
-from recollect.models.hub import fetched_once, is_hub_address
 from recollect.models.pooling import GeM, Head, UnitLength, make_pooling, unit
-from recollect.models.saving import EmbedderConfig, load_embedder, save_embedder
+from recollect.models.saving import EmbedderConfig, fetched_once, is_hub_address, load_embedder, save_embedder
 from recollect.models.weight_files import obtain_weights
 from recollect.models.weights import Provenance, load_weights
 from recollect.models.whitening import Whitening
@@ -155,6 +154,7 @@ class Embedder(nn.Module):
         config: its full description.
         preprocessing: the preprocessing that it expects.
         dim: dimension of its vectors.
+        takes_any_size: whether it can embed and train on images of other sizes than its own.
         backbone, pooling, head: its parts; ``pooling`` is None when the backbone pools by itself.
 
     Examples:
@@ -165,13 +165,13 @@ class Embedder(nn.Module):
 
     def __init__(self, config: EmbedderConfig, backbone: nn.Module) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.preprocessing = config, config.preprocessing
         self.normalize = InputNormalization(config.preprocessing)
         self.backbone = backbone
         self.pooling = make_pooling(
             config.pooling,
             kind=backbones.feature_kind(backbone),
-            prefix_tokens=backbones.prefix_tokens(backbone),
+            prefix_tokens=int(getattr(backbone, "num_prefix_tokens", 0)),  # class and register tokens
             p=config.p,
             learn_p=config.learn_p,
         )
@@ -180,7 +180,14 @@ class Embedder(nn.Module):
         self.feature_dim = features
         self.dim = features if config.dim is None else config.dim
         self.multiple = backbones.patch_size(backbone)
-        set_batch_norm_gradients(self, config.batch_norm)
+        about: Any = getattr(backbone, "pretrained_cfg", {})
+        self.takes_any_size = getattr(backbone, "dynamic_img_size", False) or not about.get("fixed_input_size", False)
+        if config.batch_norm not in BATCH_NORM:
+            raise ConfigError(f"batch_norm {config.batch_norm!r} is unknown: choose one of {', '.join(BATCH_NORM)}.")
+        for module in self.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                for parameter in module.parameters(recurse=False):
+                    parameter.requires_grad_(config.batch_norm != "frozen")
         if backbones.feature_kind(backbone) == "maps":
             # Convolutions on CPUs and tensor cores are faster with channels last; values are the same.
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -285,11 +292,6 @@ class Embedder(nn.Module):
         return cls(config, backbone)
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        """The expected preprocessing: size, interpolation, mean and standard deviation."""
-        return self.config.preprocessing
-
-    @property
     def device(self) -> torch.device:
         """The device of its parameters."""
         return next(self.parameters()).device
@@ -317,12 +319,8 @@ class Embedder(nn.Module):
         """Normalized B×3×H×W pixels, with sides that the backbone accepts."""
         if images.device.type != "meta":
             images = images.contiguous(memory_format=torch.channels_last)
-        return fit(self.normalize(images), 1.0, self.multiple)
-
-    @property
-    def takes_any_size(self) -> bool:
-        """Whether it can embed and train on images of other sizes than its own."""
-        return backbones.takes_any_size(self.backbone)
+        pixels: Tensor = self.normalize(images)
+        return pixels if self.multiple == 1 else fit(pixels, 1.0, self.multiple)
 
     def train(self, mode: bool = True) -> Embedder:
         """As ``nn.Module.train``, but BatchNorm stays frozen as set by ``batch_norm``."""
@@ -503,7 +501,7 @@ class Embedder(nn.Module):
         was_training = self.training
         self.eval()
         try:
-            with ProgressLine("embedding", count, quiet=None if progress else True) as line:
+            with ProgressLine("embedding", count) if progress else nullcontext() as line:
                 for block in blocks:
                     start, last = sum(map(len, found)), None
                     rows = torch.full((len(block), found[0].shape[1]), torch.nan)
@@ -513,7 +511,8 @@ class Embedder(nn.Module):
                         if last is not None:
                             rows[last[0]] = last[1].to("cpu", torch.float32)
                         last = places, vectors
-                        line.advance(len(places))
+                        if line is not None:
+                            line.advance(len(places))
                     if last is not None:
                         rows[last[0]] = last[1].to("cpu", torch.float32)
                     found.append(rows)
@@ -642,6 +641,6 @@ class Embedder(nn.Module):
         """
         if is_hub_address(folder):
             folder = fetched_once(str(folder), download)
-        with plugins.trusting(trust):
+        with plugins.trusting() if trust else nullcontext():
             embedder = load_embedder(cls, Path(folder), backbone)
         return embedder if device is None else embedder.to(device)

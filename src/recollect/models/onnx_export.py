@@ -24,7 +24,7 @@ from recollect._version import __version__
 from recollect.common import pixels
 from recollect.common.errors import DataError, RecollectError, require
 from recollect.common.files import atomic_write, make_folder_for, write_text
-from recollect.common.preprocessing import Preprocessing
+from recollect.common.images import Preprocessing
 from recollect.models.embedder import Embedder
 from recollect.models.saving import config_as_dict
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import WeightsError
-from recollect.common.files import atomic_write, cache_folder, sha256
+from recollect.common.files import atomic_write, cache_folder
+from recollect.common.reading import sha256
 from recollect.models.zoo import Initialization
 
 FOLDER_VARIABLE = "RECOLLECT_WEIGHTS"
@@ -55,18 +56,16 @@ def obtain_weights(init: Initialization, weights: str | Path | None, *, download
             raise WeightsError(f"{path}: no such weights file or folder. Name the file with --weights PATH.")
         if (path / "embedder.json").is_file():
             raise WeightsError(f"{path}: a saved embedder, not a weights file. Open it with Embedder.load.")
-        found = find_weights(init, path)
-        places = [str(path)]
+        found, places = find_weights(init, path), [path]
     else:
-        found = find_weights(init)
-        places = [str(place) for place in _folders()]
+        found, places = find_weights(init), _folders()
     if found is not None:
         return found
     if download:
         return _download(init)
     names = ", ".join(init.files[:2] or init.file_names()[:1])
     raise WeightsError(
-        f"no weights for {init.name} on this machine. Searched {', '.join(places)} for {names} "
+        f"no weights for {init.name} on this machine. Searched {', '.join(map(str, places))} for {names} "
         f"(or {init.name}.safetensors, .pth, ...). Download them with --download (download=True), give the file with "
         f"--weights PATH, name its folder in {FOLDER_VARIABLE}, or start from random weights with --weights none. "
         f"Described at {init.page}"

@@ -12,6 +12,7 @@ pass of the original.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import pickle
@@ -28,8 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common.errors import DataError, WeightsError, in_one_line
-from recollect.common.files import sha256
-from recollect.common.reading import open_regular, read_npz, read_torch
+from recollect.common.reading import open_regular, read_npz, read_torch, sha256
 from recollect.models.weight_files import check_digest
 from recollect.models.zoo import Initialization, is_timm_tag
 
@@ -56,7 +56,10 @@ class Layout:
 
 def recognise(keys: Mapping[str, object]) -> Layout:
     """The layout whose anchor keys are all present; timm's own when none is."""
-    return next(layout for layout in LAYOUTS if all(anchor in keys for anchor in layout.anchors))
+    for layout in LAYOUTS:
+        if set(layout.anchors) <= keys.keys():
+            break
+    return layout
 
 
 def _rename(state: Mapping[str, Tensor], rules: list[tuple[str, str]], drop: str, head: str) -> Converted:
@@ -354,33 +357,29 @@ def load_weights(backbone: nn.Module, path: Path, init: Initialization) -> Prove
 def fill_strictly(module: nn.Module, tensors: Mapping[str, Tensor], source: str, model: str) -> None:
     """Copy ``tensors`` into ``module``; none may be missing, unexpected, of another shape or not finite."""
     own = module.state_dict()
-    own = {key: value for key, value in own.items() if key in tensors or not key.endswith(_COUNTER)}
-    tensors = {key: value for key, value in tensors.items() if key in own or not key.endswith(_COUNTER)}
-    problems = [
-        _list("missing", sorted(set(own) - set(tensors))),
-        _list("not expected", sorted(set(tensors) - set(own))),
-        _list(
-            "of another shape",
-            [
-                f"{key} {tuple(tensors[key].shape)} instead of {tuple(own[key].shape)}"
-                for key in own
-                if key in tensors and tensors[key].shape != own[key].shape
-            ],
-        ),
-        _list(
-            "with NaN or infinite values",
-            [key for key in own if key in tensors and not bool(torch.isfinite(tensors[key]).all())],
-        ),
-    ]
-    if any(value.is_meta for value in own.values()):
-        raise WeightsError(
-            f"{source}: {model} was built on the meta device, which cannot hold values: build it on the CPU."
-        )
-    if found := [problem for problem in problems if problem]:
-        raise WeightsError(f"{source}: does not fit {model}. " + " ".join(found) + " Nothing was loaded.")
+    wrong: dict[str, list[str]] = {}
+    for key in sorted({*own, *tensors}):
+        if key not in tensors or key not in own:
+            if not key.endswith(_COUNTER):
+                wrong.setdefault("missing" if key in own else "not expected", []).append(key)
+        elif own[key].is_meta:
+            raise WeightsError(
+                f"{source}: {model} was built on the meta device, which cannot hold values: build it on the CPU."
+            )
+        elif (shape := tensors[key].shape) != own[key].shape:
+            shapes = f"{key} {tuple(shape)} instead of {tuple(own[key].shape)}"
+            wrong.setdefault("of another shape", []).append(shapes)
+        elif not bool(torch.isfinite(tensors[key]).all()):
+            wrong.setdefault("with NaN or infinite values", []).append(key)
+    if wrong:
+        problems = ""
+        for what, names in wrong.items():
+            more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+            problems += f" {len(names)} {what}: {', '.join(names[:_NAMES_SHOWN])}{more}."
+        raise WeightsError(f"{source}: does not fit {model}.{problems} Nothing was loaded.")
     with torch.no_grad():
-        for key, value in own.items():
-            value.copy_(tensors[key])
+        for key in own.keys() & tensors.keys():
+            own[key].copy_(tensors[key])
 
 
 def _unwrap(value: Any, path: Path) -> dict[str, Tensor]:
@@ -438,13 +437,6 @@ def _resample_positions(positions: Tensor, backbone: nn.Module) -> Tensor:
     return resampled
 
 
-def _list(what: str, names: list[str]) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return f"{len(names)} {what}: {', '.join(names[:_NAMES_SHOWN])}{more}."
-
-
 _said: set[str] = set()
 
 
@@ -453,3 +445,12 @@ def say_licence(name: str, licence: str, non_commercial: bool) -> None:
     if non_commercial and name not in _said:
         _said.add(name)
         print(f"recollect: the weights of {name} are licensed {licence}: not for commercial use.", file=sys.stderr)
+
+
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 over names, shapes and values of everything in the ``state_dict`` of ``model``."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).data)
+    return digest.hexdigest()

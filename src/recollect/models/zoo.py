@@ -15,7 +15,7 @@ from typing import Literal
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError
-from recollect.common.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from recollect.common.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from recollect.common.text import did_you_mean
 
 Triple = tuple[float, float, float]
@@ -149,11 +149,7 @@ class Initialization:
 
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".torch", ".npz")
 
-_AUGREG = "https://github.com/google-research/vision_transformer"
 _OPEN_CLIP = "https://github.com/mlfoundations/open_clip"
-_OPEN_CLIP_FILES = _OPEN_CLIP + "/releases/download/v0.2-weights/"
-_DIHT = "https://github.com/facebookresearch/diht"
-_SWAG = "https://github.com/facebookresearch/SWAG"
 _META_FILES = "https://dl.fbaipublicfiles.com/"
 
 
@@ -177,7 +173,7 @@ def _resnet(name: str, row: str, deep: bool, **changes: object) -> Initializatio
     return Initialization(name, row, **(values | changes))  # type: ignore[arg-type]
 
 
-def _vit(name: str, row: str, model: str, timm_id: str, **changes: object) -> Initialization:
+def _vit(name: str, model: str, timm_id: str, family: dict[str, object], **changes: object) -> Initialization:
     width, parameters = _VIT_SIZES[model, "clip" if "_clip_" in timm_id else "dinov2" if "dinov2" in timm_id else ""]
     values: dict[str, object] = {
         "architecture": f"ViT-{model}",
@@ -185,8 +181,9 @@ def _vit(name: str, row: str, model: str, timm_id: str, **changes: object) -> In
         "activation": "quickgelu" if "quickgelu" in timm_id else "gelu",
         "feature_dim": width,
         "parameters": parameters,
+        "hub": f"timm/{timm_id}" if "." in timm_id else None,
     }
-    return Initialization(name, row, **(values | changes))  # type: ignore[arg-type]
+    return Initialization(name, **(values | family | changes))  # type: ignore[arg-type]
 
 
 _VIT_SIZES = {
@@ -200,75 +197,51 @@ _VIT_SIZES = {
 }
 
 
-def _in21k(model: str, timm_id: str, original: str) -> Initialization:
-    return _vit(
-        f"vit-{model.lower().replace('/', '')}-in21k",
-        "IN-21k",
-        model,
-        f"{timm_id}.augreg_in21k",
-        normalization="half",
-        licence="Apache-2.0",
-        layouts=("timm", "jax-vit"),
-        files=(original,),
-        hub=f"timm/{timm_id}.augreg_in21k",
-        page=_AUGREG,
-        head_classes=21_843,  # 1,000 would be the fine-tuned file that a bare timm id resolves to
-    )
-
-
-def _clip(data: str, model: str, timm_id: str, **changes: object) -> Initialization:
-    values: dict[str, object] = {
-        "normalization": "clip",
-        "licence": "MIT",
-        "layouts": ("timm", "clip"),
-        "hub": f"timm/{timm_id}",
-        "page": _OPEN_CLIP,
-    }
-    name = f"clip{data.lower()}-{model.lower().replace('/', '')}"
-    return _vit(name, f"CLIP-{data}", model, timm_id, **(values | changes))
+_IN21K: dict[str, object] = {
+    "paper_row": "IN-21k",
+    "normalization": "half",
+    "licence": "Apache-2.0",
+    "layouts": ("timm", "jax-vit"),
+    "page": "https://github.com/google-research/vision_transformer",
+    "head_classes": 21_843,  # 1,000 would be the fine-tuned file that a bare timm id resolves to
+}
+_CLIP: dict[str, object] = {
+    "normalization": "clip",
+    "licence": "MIT",
+    "layouts": ("timm", "clip"),
+    "page": _OPEN_CLIP,
+}
+_CLIP_400M, _CLIP_2B = {**_CLIP, "paper_row": "CLIP-400M"}, {**_CLIP, "paper_row": "CLIP-2B"}
+_DIHT: dict[str, object] = {
+    "paper_row": "DiHT",
+    "normalization": "clip",
+    "licence": "CC-BY-NC-4.0",
+    "non_commercial": True,
+    "layouts": ("timm", "clip"),
+    "page": "https://github.com/facebookresearch/diht",
+}
+_SWAG: dict[str, object] = {
+    "paper_row": "SWAG",
+    "normalization": "imagenet",
+    "licence": "CC-BY-NC-4.0",
+    "non_commercial": True,
+    "layouts": ("timm", "torchvision-vit"),
+    "page": "https://github.com/facebookresearch/SWAG",
+    "head_classes": 0,  # a classifier means the *_in1k file, fine-tuned on ImageNet
+}
 
 
 def _open_clip_file(name: str) -> dict[str, object]:
     # The project's file names end in the first digits of the file's SHA-256.
-    return {"files": (name,), "url": _OPEN_CLIP_FILES + name, "sha256": name.rsplit("-", 1)[1].split(".")[0]}
+    url = f"{_OPEN_CLIP}/releases/download/v0.2-weights/{name}"
+    return {"files": (name,), "url": url, "sha256": name.rsplit("-", 1)[1].split(".")[0]}
 
 
-def _diht(model: str, timm_id: str, digest: str) -> Initialization:
-    stem = f"diht_vit{model.lower().replace('/', '')}_224px"
+def _diht_file(stem: str, digest: str) -> dict[str, object]:
     file = f"{stem}_{digest}.ckpt"
-    return _vit(
-        f"diht-{model.lower().replace('/', '')}",
-        "DiHT",
-        model,
-        timm_id,
-        normalization="clip",
-        licence="CC-BY-NC-4.0",
-        non_commercial=True,
-        layouts=("timm", "clip"),
-        files=(file, f"{stem}.ckpt"),
-        url=f"{_META_FILES}diht/{file}",
-        # The published name of the B/32 file has 63 digits instead of 64, so it cannot be checked.
-        sha256=digest if len(digest) == 64 else None,
-        page=_DIHT,
-    )
-
-
-def _swag(model: str, timm_id: str) -> Initialization:
-    file = f"vit_{model.lower().replace('/', '')}.torch"
-    return _vit(
-        f"swag-{model.lower().replace('/', '')}",
-        "SWAG",
-        model,
-        timm_id,
-        normalization="imagenet",
-        licence="CC-BY-NC-4.0",
-        non_commercial=True,
-        layouts=("timm", "torchvision-vit"),
-        files=(file,),
-        url=f"{_META_FILES}SWAG/{file}",
-        page=_SWAG,
-        head_classes=0,  # a classifier means the *_in1k file, fine-tuned on ImageNet
-    )
+    # The published name of the B/32 file has 63 digits instead of 64, so it cannot be checked.
+    known = digest if len(digest) == 64 else None
+    return {"files": (file, f"{stem}.ckpt"), "url": f"{_META_FILES}diht/{file}", "sha256": known}
 
 
 def _tiny(name: str, architecture: str, parameters: int) -> Initialization:
@@ -277,6 +250,39 @@ def _tiny(name: str, architecture: str, parameters: int) -> Initialization:
         size=48, resize=48, dim=128, pooling="gem", layer_norm=True,
     )  # fmt: skip
 
+
+_TRANSFORMERS = (
+    _vit("vit-b32-in21k", "B/32", "vit_base_patch32_224.augreg_in21k", _IN21K,
+         files=("B_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.03-do_0.0-sd_0.0.npz",)),
+    _vit("vit-b16-in21k", "B/16", "vit_base_patch16_224.augreg_in21k", _IN21K,
+         files=("B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz",)),
+    _vit("vit-l16-in21k", "L/16", "vit_large_patch16_224.augreg_in21k", _IN21K,
+         files=("L_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1.npz",)),
+    _vit("clip400m-b32", "B/32", "vit_base_patch32_clip_quickgelu_224.laion400m_e32",
+         {**_CLIP_400M, **_open_clip_file("vit_b_32-quickgelu-laion400m_e32-46683a32.pt")},
+         hub="timm/vit_base_patch32_clip_224.laion400m_e32"),
+    _vit("clip400m-b16", "B/16", "vit_base_patch16_clip_224.laion400m_e32", _CLIP_400M,
+         **_open_clip_file("vit_b_16-laion400m_e32-55e67d44.pt")),
+    _vit("clip400m-l14", "L/14", "vit_large_patch14_clip_224.laion400m_e32", _CLIP_400M,
+         **_open_clip_file("vit_l_14-laion400m_e32-3d133497.pt")),
+    _vit("clip2b-b32", "B/32", "vit_base_patch32_clip_224.laion2b", _CLIP_2B),
+    _vit("clip2b-b16", "B/16", "vit_base_patch16_clip_224.laion2b", _CLIP_2B),
+    _vit("clip2b-l14", "L/14", "vit_large_patch14_clip_224.laion2b", _CLIP_2B, normalization="half"),
+    _vit("diht-b32", "B/32", "vit_base_patch32_clip_224", _DIHT,
+         **_diht_file("diht_vitb32_224px", "0cee3cbdf80edc3a9b3add0a913eb0f293839d807423ae1eb6dfe57be355058")),
+    _vit("diht-b16", "B/16", "vit_base_patch16_clip_224", _DIHT,
+         **_diht_file("diht_vitb16_224px", "d2f68609e5d0469c824cd16353375cf7c47b468666fdfcd8baecf06705e4a6f0")),
+    _vit("diht-l14", "L/14", "vit_large_patch14_clip_224", _DIHT,
+         **_diht_file("diht_vitl14_224px", "eaf1e498d0a40aef206329a2d5753f3d479f550d72631e26f89f67878d06afa8")),
+    _vit("swag-b16", "B/16", "vit_base_patch16_224", _SWAG,
+         files=("vit_b16.torch",), url=f"{_META_FILES}SWAG/vit_b16.torch"),
+    _vit("swag-l16", "L/16", "vit_large_patch16_224", _SWAG,
+         files=("vit_l16.torch",), url=f"{_META_FILES}SWAG/vit_l16.torch"),
+    _vit("dinov2-l14", "L/14", "vit_large_patch14_dinov2.lvd142m",
+         {"paper_row": "DINOv2", "normalization": "imagenet", "licence": "Apache-2.0", "layouts": ("timm", "dinov2")},
+         files=("dinov2_vitl14_pretrain.pth",), url=f"{_META_FILES}dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth",
+         page="https://github.com/facebookresearch/dinov2"),
+)  # fmt: skip
 
 _ROWS = (
     Initialization(
@@ -326,61 +332,7 @@ _ROWS = (
         page="https://github.com/filipradenovic/cnnimageretrieval-pytorch",
         licence="not stated",
     ),
-    _in21k(
-        "B/32",
-        "vit_base_patch32_224",
-        "B_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.03-do_0.0-sd_0.0.npz",
-    ),
-    _in21k(
-        "B/16",
-        "vit_base_patch16_224",
-        "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz",
-    ),
-    _in21k(
-        "L/16",
-        "vit_large_patch16_224",
-        "L_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1.npz",
-    ),
-    _clip(
-        "400M",
-        "B/32",
-        "vit_base_patch32_clip_quickgelu_224.laion400m_e32",
-        hub="timm/vit_base_patch32_clip_224.laion400m_e32",
-        **_open_clip_file("vit_b_32-quickgelu-laion400m_e32-46683a32.pt"),
-    ),
-    _clip(
-        "400M",
-        "B/16",
-        "vit_base_patch16_clip_224.laion400m_e32",
-        **_open_clip_file("vit_b_16-laion400m_e32-55e67d44.pt"),
-    ),
-    _clip(
-        "400M",
-        "L/14",
-        "vit_large_patch14_clip_224.laion400m_e32",
-        **_open_clip_file("vit_l_14-laion400m_e32-3d133497.pt"),
-    ),
-    _clip("2B", "B/32", "vit_base_patch32_clip_224.laion2b"),
-    _clip("2B", "B/16", "vit_base_patch16_clip_224.laion2b"),
-    _clip("2B", "L/14", "vit_large_patch14_clip_224.laion2b", normalization="half"),
-    _diht("B/32", "vit_base_patch32_clip_224", "0cee3cbdf80edc3a9b3add0a913eb0f293839d807423ae1eb6dfe57be355058"),
-    _diht("B/16", "vit_base_patch16_clip_224", "d2f68609e5d0469c824cd16353375cf7c47b468666fdfcd8baecf06705e4a6f0"),
-    _diht("L/14", "vit_large_patch14_clip_224", "eaf1e498d0a40aef206329a2d5753f3d479f550d72631e26f89f67878d06afa8"),
-    _swag("B/16", "vit_base_patch16_224"),
-    _swag("L/16", "vit_large_patch16_224"),
-    _vit(
-        "dinov2-l14",
-        "DINOv2",
-        "L/14",
-        "vit_large_patch14_dinov2.lvd142m",
-        normalization="imagenet",
-        licence="Apache-2.0",
-        layouts=("timm", "dinov2"),
-        files=("dinov2_vitl14_pretrain.pth",),
-        hub="timm/vit_large_patch14_dinov2.lvd142m",
-        url=f"{_META_FILES}dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth",
-        page="https://github.com/facebookresearch/dinov2",
-    ),
+    *_TRANSFORMERS,
 )
 
 ZOO: dict[str, Initialization] = {row.name: row for row in _ROWS}

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,9 @@ from recollect.common.errors import DataError, InputError, RecollectError, in_on
 from recollect.common.files import new_folder, write_text
 from recollect.config.resolve import as_mapping, short_names
 from recollect.config.schema import Config
-from recollect.inference.models import LoadedModel, open_model
+from recollect.inference.models import open_model
 from recollect.models import Embedder
-from recollect.models.hub import LIMITS, endpoint, parse_address
-from recollect.models.saving import DESCRIPTION, TENSORS
+from recollect.models.saving import DESCRIPTION, LIMITS, TENSORS, endpoint, parse_address
 from recollect.report.markup import Markup, one_line, render
 from recollect.report.results import Run, read_run
 
@@ -103,7 +102,7 @@ def write_repository(
     backbone = None if opened.embedder.config.code is None else opened.config.model.init
     config = short_names(opened.config)
     settings = yaml.safe_dump(_settings(config), sort_keys=False, allow_unicode=True)
-    card = model_card(replace(opened, config=config), read_run(run), to=to, licence=licence)
+    card = model_card(opened.embedder, config, read_run(run), to=to, licence=licence)
     # Atomically, except for an existing folder, which may be a mount point and cannot be replaced.
     with contextlib.nullcontext(folder) if folder.is_dir() else new_folder(folder) as part:
         opened.embedder.save(part)
@@ -145,11 +144,10 @@ def _check(folder: Path, embedder: Embedder, backbone: str | None) -> None:
         )
 
 
-def model_card(opened: LoadedModel, read: Run, *, to: str | None = None, licence: str | None = None) -> str:
+def model_card(
+    embedder: Embedder, config: Config, read: Run, *, to: str | None = None, licence: str | None = None
+) -> str:
     """The card: data, recipe, results, licence, how to load it."""
-    config, embedder = opened.config, opened.embedder
-    if config is None:
-        raise DataError(f"{opened.name}: its settings cannot be read.")
     licence = licence or embedder.config.provenance.licence
     front: dict[str, Any] = {
         "library_name": "recollect",

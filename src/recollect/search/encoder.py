@@ -37,6 +37,7 @@ from recollect.common.images import read_image, set_max_pixels
 from recollect.common.reading import read_json
 
 if TYPE_CHECKING:
+    from recollect.inference.models import LoadedModel
     from recollect.models import Embedder
 
 OnBad = Callable[[int, ImageError], None]
@@ -77,7 +78,7 @@ class ModelEncoder:
     Args:
         embedder: the network.
         note: see ``Encoder``.
-        frozen: the stage up to which training froze the network, if known.
+        opened: where the network came from, if known.
         device: where to compute. batch_size: images per batch.
         keep: keep the vectors of files for other commands, too; an index keeps its vectors itself.
     """
@@ -87,16 +88,17 @@ class ModelEncoder:
         embedder: Embedder,
         note: dict[str, Any],
         *,
-        frozen: str | None = None,
+        opened: LoadedModel | None = None,
         device: str | None = None,
         batch_size: int = 64,
         keep: bool = False,
     ) -> None:
-        self._embedder, self._frozen, self._keep = embedder, frozen, keep
+        self._embedder, self._opened, self._keep = embedder, opened, keep
         self._options: dict[str, Any] = {"batch_size": batch_size, "device": device}
         self.dim, self.at_least = int(embedder.dim), embedder.preprocessing.at_least
         self.fingerprint = fingerprint(embedder)
-        self.sha256: str | None = None  # of its file, which a file of vectors of an earlier version records
+        # Of its file, which a file of vectors of an earlier version records.
+        self.sha256 = None if opened is None else opened.source.get("sha256")
         self.note = {**note, "name": embedder.config.init}
 
     def embed(self, images: Sequence[Any], on_bad: OnBad | None = None) -> NDArray[np.float32]:
@@ -111,7 +113,8 @@ class ModelEncoder:
 
         paths = list(map(Path, images))
         policy = "error" if on_bad is None else "skip"
-        options = {"frozen": self._frozen, "keep": self._keep, "on_bad_image": policy, **self._options}
+        frozen = None if self._opened is None else self._opened.frozen
+        options = {"frozen": frozen, "keep": self._keep, "on_bad_image": policy, **self._options}
         embedded = embed_files(self._embedder, paths, **options)
         if on_bad is not None and embedded.skipped:
             skipped = {bad.name: ImageError(bad.reason, bad.kind, bad.name) for bad in embedded.skipped}
@@ -151,14 +154,12 @@ def open_encoder(
     if opened.remark is not None:
         warnings.warn(opened.remark, DataWarning, stacklevel=2)
     note = {"model": opened.source["model"], "weights": opened.source.get("weights")}
-    encoder = ModelEncoder(opened.embedder, note, frozen=opened.frozen, **options)
-    encoder.sha256 = opened.source.get("sha256")
-    return encoder
+    return ModelEncoder(opened.embedder, note, opened=opened, **options)
 
 
 def fingerprint(embedder: Embedder) -> str:
     """A SHA-256 over weights, preprocessing, and the parts of the model that have no weights."""
-    from recollect.inference.store import weights_digest
+    from recollect.models.weights import weights_digest
 
     config, pixels = embedder.config, embedder.preprocessing
     facts = [

@@ -214,7 +214,8 @@ class Index:
                 f"{self.address}: the index does not know where its model is: give it with --model (model= in Python)."
             )
         try:
-            encoder = open_encoder(model["model"], **{"weights": model.get("weights"), **self._opening})
+            weights = self._opening.get("weights") or model.get("weights")
+            encoder = open_encoder(model["model"], **{**self._opening, "weights": weights})
         except (DataError, ConfigError) as error:
             raise ConfigError(f"the model of {self.address}: {error} If it moved, give it with --model.") from error
         return self._use(encoder)

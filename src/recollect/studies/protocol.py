@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.common.files import sha256, write_json
-from recollect.common.reading import read_json
+from recollect.common.files import write_json
+from recollect.common.reading import read_json, sha256
 from recollect.config.automatic import choose_device, is_pretrained, resolve_auto
 from recollect.config.resolve import CHANGEABLE, as_mapping, differences, resolve, with_settings
 from recollect.config.schema import BatchConfig, Config

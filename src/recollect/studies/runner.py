@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from recollect.common import plugins
-from recollect.common.console import ProgressLine, only_warnings, set_quiet
+from recollect.common import console, plugins
+from recollect.common.console import ProgressLine, only_warnings
 from recollect.common.errors import ConfigError, DataError, DataWarning, RecollectError, require
 from recollect.common.files import exclusive, is_free, try_lock, write_json
 from recollect.config.resolve import absolute_names, as_mapping, brief, changeable_settings, changes, resolve
@@ -474,7 +474,7 @@ def end_with_parent() -> None:
 def _do(run: Run, threads: int) -> str | None:
     """One run, in its own process; returns the error as text, if there was one."""
     torch.set_num_threads(threads)
-    set_quiet(True)
+    console.silent = True
     warnings.simplefilter("ignore", DataWarning)  # the study's own process has shown it
     try:
         finish_run(run.folder, resolve(run.cell.bench.recipe, run.settings()))

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, DataWarning, InputError, WeightsError
-from recollect.common.files import sha256
 from recollect.common.images import BadImage, set_max_pixels
+from recollect.common.reading import sha256
 from recollect.config.automatic import AutoSetting, choose_device, is_pretrained, resolve_auto, too_few
 from recollect.config.resolve import default_recipe, parse_settings, resolve, with_changes, with_settings
 from recollect.config.schema import Config, DataConfig, ModelConfig

@@ -14,8 +14,8 @@ import numpy as np
 from recollect.common.errors import DataError, DataWarning, require
 from recollect.data.folders import class_images
 from recollect.data.image_set import ImageSet
-from recollect.data.registry import Counts, Source, without_missing
-from recollect.data.tables import as_number, make_set, need, read_csv, read_fields, read_lines
+from recollect.data.registry import Counts, Source, make_set, without_missing
+from recollect.data.tables import as_number, need, read_csv, read_fields, read_lines
 
 _SOP_COLUMNS = "image_id class_id super_class_id path"
 

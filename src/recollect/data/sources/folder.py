@@ -38,10 +38,9 @@ from recollect.data.folders import (
     leave_out_beside_splits,
     part_to_use,
 )
-from recollect.data.image_set import ImageSet
-from recollect.data.registry import Source
-from recollect.data.splits import held_out_classes
-from recollect.data.tables import make_set, read_csv, relative_to
+from recollect.data.image_set import ImageSet, held_out_classes
+from recollect.data.registry import Source, make_set
+from recollect.data.tables import read_csv, relative_to
 
 _REMEDIES = {
     "HEIC": TO_READ_HEIC,

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.reading import TEXT_LIMIT, read_bytes
 from recollect.data.image_set import ImageSet
-from recollect.data.registry import Counts, Source, refuse_if_sealed, without_missing
-from recollect.data.tables import make_set, need, read_lines
+from recollect.data.registry import Counts, Source, make_set, refuse_if_sealed, without_missing
+from recollect.data.tables import need, read_lines
 
 UNLABELLED = "unlabelled"
 SFM = "retrieval-SfM-120k"

@@ -409,7 +409,7 @@ def open_store(address: str | Path, *, create: bool = False) -> Store:
     text = str(address)
     kind, sign, rest = text.partition("://")
     own: plugins.Loaded | None = None
-    if plugins.is_reference(kind) and not Path(text).exists():
+    if not Path(text).exists() and plugins.is_reference(kind):
         own = plugins.load_reference(kind, "store")
     elif sign and kind not in _STORES:
         own = plugins.load("store", kind)
