@@ -22,12 +22,11 @@ from recollect.common.files import (
     make_folder_for,
     new_folder,
     remove_strays,
-    sha256,
     try_lock,
     write_json,
     write_text,
 )
-from recollect.common.reading import read_json
+from recollect.common.reading import read_json, sha256
 
 
 def test_a_file_is_written_whole(tmp_path: Path) -> None:

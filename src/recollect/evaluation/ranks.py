@@ -147,6 +147,7 @@ def _count(
     tiles: list[QueryTile], gallery: Vectors, rows: int, symmetric: bool, threads: int, line: ProgressLine
 ) -> None:
     """The tiles against each other, each pair once, if ``symmetric``; then against the rest of the gallery."""
+    threads = min(threads, len(tiles))
     spaces = [Workspace() for _ in range(threads)]
     start = 0
 
@@ -163,7 +164,7 @@ def _count(
             spaces.append(space)
         return len(left.queries) * len(items) * (1 if right is None else 2)
 
-    with _mapper(threads if symmetric or len(tiles) >= threads else 1) as mapped:
+    with _mapper(threads) as mapped:
         if symmetric:
             bound = max(tile.longest for tile in tiles)
             firsts = np.cumsum([0, *(len(tile.queries) for tile in tiles)])

@@ -152,7 +152,6 @@ class Embedder(nn.Module):
 
     Attributes:
         config: its full description.
-        preprocessing: the preprocessing that it expects.
         dim: dimension of its vectors.
         takes_any_size: whether it can embed and train on images of other sizes than its own.
         backbone, pooling, head: its parts; ``pooling`` is None when the backbone pools by itself.
@@ -165,7 +164,7 @@ class Embedder(nn.Module):
 
     def __init__(self, config: EmbedderConfig, backbone: nn.Module) -> None:
         super().__init__()
-        self.config, self.preprocessing = config, config.preprocessing
+        self.config = config
         self.normalize = InputNormalization(config.preprocessing)
         self.backbone = backbone
         self.pooling = make_pooling(
@@ -290,6 +289,11 @@ class Embedder(nn.Module):
             code=code,
         )
         return cls(config, backbone)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """The preprocessing that it expects."""
+        return self.config.preprocessing
 
     @property
     def device(self) -> torch.device:
