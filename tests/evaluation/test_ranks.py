@@ -113,6 +113,24 @@ def test_tile_sizes_and_memory_change_nothing(monkeypatch):
             np.testing.assert_array_equal(found[name], column, err_msg=name)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_number_of_threads_changes_nothing(monkeypatch, whole):
+    """Pairs of tiles are counted by several threads, against the queries themselves and against a gallery."""
+    vectors, labels = _clusters(count=400, classes=10)
+    others = () if whole else _clusters(count=300, classes=10, seed=1)
+    monkeypatch.setattr(ranks_module, "_SIDE", 16)
+    monkeypatch.setattr("recollect.common.machine.WORTH_A_THREAD", 1e-6)
+    before, per_query = torch.get_num_threads(), []
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            per_query.append(evaluate(vectors, labels, *others).per_query)
+    finally:
+        torch.set_num_threads(before)
+    for name, column in per_query[0].items():
+        np.testing.assert_array_equal(per_query[1][name], column, err_msg=name)
+
+
 def test_several_blocks_are_really_used(monkeypatch):
     """A small budget must cut the queries into blocks, or the memory bound is an empty promise."""
     vectors, labels = _clusters(dim=400)
