@@ -29,7 +29,7 @@ from recollect.config.resolve import resolve
 from recollect.data import load, test_transform
 from recollect.inference.models import load_initial_model, open_model
 from recollect.inference.store import PART, VectorStore, content_keys
-from recollect.inference.vectors import _about
+from recollect.inference.vectors import _provenance
 from recollect.training.trainer import train
 
 EACH = 50
@@ -76,7 +76,7 @@ def make_run(folder: Path, classes: int) -> None:
         centres = random.standard_normal((classes, embedder.feature_dim), dtype=np.float32)
         scatter = random.standard_normal((len(images), embedder.feature_dim), dtype=np.float32)
         rows = centres[images.labels] + np.float32(SCATTER[name]) * scatter
-        store = VectorStore(_about(embedder, test_transform(embedder.preprocessing), "pooling"))
+        store = VectorStore(_provenance(embedder, test_transform(embedder.preprocessing), "pooling"))
         for start in range(0, len(images), PART):
             store.keep(keys[start : start + PART], rows[start : start + PART])
 

@@ -132,7 +132,7 @@ def _head(matrix: Matrix, command: str, runs: Sequence[dict[str, Any]]) -> list[
     return [
         _TITLE,
         "",
-        f"Written by `{command}` from {len(runs)} finished runs{imported} of the {matrix.about['budget']} budget, "
+        f"Written by `{command}` from {len(runs)} finished runs{imported} of the {matrix.provenance['budget']} budget, "
         f"{hours:.1f} hours of training in all. Machines: " + ("; ".join(machines) or "–") + ".",
         "",
         "- A cell's learning rate (and, where the rule says so, its number of steps) is chosen with seed 0: trained on "

@@ -26,7 +26,7 @@ LAYERS = (
 )
 """From the lowest. A room imports rooms of lower layers, and itself; the exceptions are below."""
 
-BESIDE = {("report", "search")}
+SIDEWAYS = {("report", "search")}
 """Neighbours of one layer: the first may import the second."""
 
 
@@ -72,7 +72,7 @@ def test_imports_go_down() -> None:
         if not room or room not in height:
             continue
         for other in _imported(path) - {room}:
-            if height[other] >= height[room] and (room, other) not in BESIDE:
+            if height[other] >= height[room] and (room, other) not in SIDEWAYS:
                 upwards.append(f"{path.relative_to(SOURCE)} imports {other}")
     assert not upwards
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, SealedError
+from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, SplitNotAllowedError
 from recollect.data import available, list_images, load, load_distractors, load_revisited, only_splits
 from recollect.data.sources.folder import listed_once
 from recollect.data.verify import verify
@@ -91,11 +91,11 @@ def test_sealed_parts_are_refused(tmp_path: Path) -> None:
     with only_splits("train"):
         load("folder", tmp_path)
         for split in ("test", "all", "val"):
-            with pytest.raises(SealedError, match=rf"folder/{split} .*only train"):
+            with pytest.raises(SplitNotAllowedError, match=rf"folder/{split} .*only train"):
                 load("folder", tmp_path, split)
-        with pytest.raises(SealedError):
+        with pytest.raises(SplitNotAllowedError):
             load_revisited("roxford5k", tmp_path)
-        with pytest.raises(SealedError):
+        with pytest.raises(SplitNotAllowedError):
             load_distractors(tmp_path)
     load("folder", tmp_path, "test")
 

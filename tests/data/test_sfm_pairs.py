@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recollect.common.errors import ConfigError, DataError, SealedError
+from recollect.common.errors import ConfigError, DataError, SplitNotAllowedError
 from recollect.data import load_sfm_pairs, only_splits
 
 IDENTITIES = [f"{number:032x}" for number in (0xABCDEF, 0x123456, 0x777777, 0xFEDCBA)]
@@ -79,5 +79,5 @@ def test_code_is_not_run_and_other_faults_are_told(tmp_path: Path, monkeypatch: 
         load_sfm_pairs(tmp_path)
     with pytest.raises(ConfigError, match="whiten, train, val"):
         load_sfm_pairs(tmp_path, "test")
-    with only_splits("train"), pytest.raises(SealedError):
+    with only_splits("train"), pytest.raises(SplitNotAllowedError):
         load_sfm_pairs(tmp_path, "val")

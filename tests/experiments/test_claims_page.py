@@ -31,7 +31,7 @@ BENCH = Bench(**SMALL, title="coloured patterns", full=96, batch=16, batches=(8,
 
 @pytest.fixture
 def study(tmp_path: Path) -> Matrix:
-    made = Matrix(tmp_path / "out", about={"budget": "small"})
+    made = Matrix(tmp_path / "out", provenance={"budget": "small"})
     made.open()
     return made
 
@@ -190,7 +190,7 @@ def _import(tmp_path: Path, bench: Bench, records: list[dict[str, Any]]) -> tupl
     """Import the records into a new study; the study, and how many were imported and how many not."""
     file = tmp_path / "runs.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    study = Matrix(tmp_path / f"study-{len(list(tmp_path.iterdir()))}", about={"budget": "small"})
+    study = Matrix(tmp_path / f"study-{len(list(tmp_path.iterdir()))}", provenance={"budget": "small"})
     study.open()
     return study, take_over(study, [asymmetric(bench)], file)
 

@@ -35,7 +35,7 @@ def vectors() -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_protocols(vectors: tuple[np.ndarray, np.ndarray]) -> None:
-    target = EvaluationInput("x", Path("x"), *vectors, ks=(1, 3), source={"a": 1})
+    target = EvaluationInput("x", Path("x"), *vectors, ks=(1, 3), provenance={"a": 1})
     result, summary = evaluate_input(target)
     assert summary["metrics"] == evaluate(*vectors, ks=[1, 3]).metrics == result.metrics
     assert summary["source"] == {"a": 1}

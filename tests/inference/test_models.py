@@ -73,7 +73,7 @@ def test_a_finished_run(run: Path) -> None:
     model = open_model(str(run / "model"))
     assert model.run is None
     assert torch.equal(vectors(model.embedder), vectors(opened.embedder))
-    assert model.source["sha256"] == opened.source["sha256"]
+    assert model.provenance["sha256"] == opened.provenance["sha256"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "embedder.json"])

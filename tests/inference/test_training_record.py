@@ -31,7 +31,7 @@ from recollect.inference.training_record import (
     trained_on,
 )
 from recollect.report import write_report
-from recollect.report.results import measure, read_run, training_images
+from recollect.report.results import evaluate_run, read_run, training_images
 from recollect.training.build import final_config
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
@@ -110,7 +110,7 @@ def test_classes_added_later_do_not_move_the_border(photos: Path, tmp_path: Path
     table = CliRunner().invoke(app, ["eval", str(run), "--overwrite", "--quiet"])
     assert f"uses the {len(unseen)} classes" in " ".join(table.stdout.split()), "part of the result, so quiet or not"
     assert table.stderr == ""
-    found = measure(read_run(run))
+    found = evaluate_run(read_run(run))
     assert set(found.images.class_names) == unseen
     assert any(f"uses the {len(unseen)} classes" in remark for remark in found.remarks)
 
@@ -151,30 +151,32 @@ def test_runs_before_and_after_a_change_are_tested_on_classes_that_neither_knows
     took_part = {name for one in records if one is not None for name in one.classes | one.validation_classes}
     unseen = set(load("folder", photos, "all").class_names) - took_part
     assert 1 < len(unseen) < 8
-    found = [measure(run, other_runs=[other for other in runs if other is not run]) for run in runs]
+    found = [evaluate_run(run, other_runs=[other for other in runs if other is not run]) for run in runs]
     assert [set(one.images.class_names) for one in found] == [unseen, unseen]
     assert found[0].images.same_as(found[1].images)
     page = write_report([first, second], tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.count(f"uses the {len(unseen)} classes that took no part in any training") == 1, "said once"
     assert "Comparison of first and second" in page, "not two seeds of one setting"
     assert "training images</code>" in page
-    alone = measure(runs[1])
+    alone = evaluate_run(runs[1])
     assert set(alone.images.class_names) > unseen
 
     third = fitted(photos, tmp_path / "third", **{"data.options": drawn, **split_of(first)})
     assert read_trained_on(third).classes == records[0].classes  # type: ignore[union-attr]
     both = [read_run(run) for run in (first, third)]
-    assert set(measure(both[0], other_runs=both[1:]).images.class_names) == set(measure(runs[0]).images.class_names)
+    assert set(evaluate_run(both[0], other_runs=both[1:]).images.class_names) == set(
+        evaluate_run(runs[0]).images.class_names
+    )
 
 
 def test_a_final_run_does_not_leave_the_others_without_a_test(photos: Path, tmp_path: Path) -> None:
     first = fitted(photos, tmp_path / "first")
     final = fitted(photos, tmp_path / "final", **{"data.train_split": "all", "data.validation": "none"})
     runs = [read_run(first), read_run(final)]
-    alone = measure(runs[0])
-    beside = measure(runs[0], other_runs=runs[1:])
+    alone = evaluate_run(runs[0])
+    beside = evaluate_run(runs[0], other_runs=runs[1:])
     assert beside.images.same_as(alone.images)
-    last = measure(runs[1], other_runs=runs[:1]).trained
+    last = evaluate_run(runs[1], other_runs=runs[:1]).trained
     assert last is not None
     assert last.seen
 
@@ -241,7 +243,7 @@ def test_a_list_that_moved_is_not_replaced_by_its_folders(photos: Path, tmp_path
         final_config(run)
     assert evaluated(run, "--root", moved)[0]["metrics"] == before["metrics"]
     assert final_config(run, {"data.root": str(moved)}).data.root == str(moved / "labels.csv")
-    assert measure(read_run(run), root=str(moved)).images.data == "labels.csv"
+    assert evaluate_run(read_run(run), root=str(moved)).images.data == "labels.csv"
     (moved / "labels.csv").rename(moved / "list.csv")
     with pytest.raises(DataError, match=r"a list of images, labels\.csv, which is not in this folder"):
         final_config(run, {"data.root": str(moved)})

@@ -10,7 +10,7 @@ from torch import nn
 
 from recollect.common.errors import ConfigError, WeightsError
 from recollect.models import Embedder
-from recollect.models.backbones import CodeOrigin, OutsideBackbone
+from recollect.models.backbones import CodeOrigin, CustomBackbone
 
 
 class Maps(nn.Module):
@@ -69,10 +69,10 @@ def test_a_timm_model_is_taken_as_it_is() -> None:
 )
 def test_what_cannot_be_a_backbone(module: nn.Module, words: str | None) -> None:
     if words is None:
-        assert OutsideBackbone(module, 16, "x").num_features == 3
+        assert CustomBackbone(module, 16, "x").num_features == 3
         return
     with pytest.raises(ConfigError, match=words):
-        OutsideBackbone(module, 16, "x")
+        CustomBackbone(module, 16, "x")
 
 
 def test_options_and_weights_belong_to_whom_they_belong() -> None:

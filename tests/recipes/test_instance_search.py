@@ -31,7 +31,7 @@ from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 from recollect.step.distributed import Processes
 from recollect.training.build import build, prepare
 from recollect.training.head import whiten_last_layer, whitening_images
-from recollect.training.judging import measure
+from recollect.training.judging import evaluate_watched
 from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 from training.killed import signal_at
@@ -186,7 +186,7 @@ def test_parts_of_the_validation_set_give_the_same_map(data: Path) -> None:
     training = build(prepare(config, torch.device("cpu"), Processes.of()))
     try:
         (alone,) = training.watched
-        expected = measure(training.network.trained, alone, Processes.of(), training.machine.device)
+        expected = evaluate_watched(training.network.trained, alone, Processes.of(), training.machine.device)
         parts = [
             watch(training.config, training.network, Processes(rank, 2, None), "val", alone.images, alone.benchmark)
             for rank in (0, 1)
@@ -196,9 +196,9 @@ def test_parts_of_the_validation_set_give_the_same_map(data: Path) -> None:
         object.__setattr__(
             processes, "other", judging.embed(training.network.trained, parts[0], training.machine.device, None)
         )
-        assert measure(training.network.trained, parts[1], processes, training.machine.device) == pytest.approx(
-            expected, abs=1e-6
-        )
+        assert evaluate_watched(
+            training.network.trained, parts[1], processes, training.machine.device
+        ) == pytest.approx(expected, abs=1e-6)
         for part in parts:
             part.source.close()
     finally:

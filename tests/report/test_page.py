@@ -16,7 +16,7 @@ import recollect
 from recollect.common.errors import DataError, InputError
 from recollect.report import write_report
 from recollect.report.checks import KINDS
-from recollect.report.results import measure, read_run
+from recollect.report.results import evaluate_run, read_run
 from report.report_runs import EVIL, count_images, make_run
 from training.small_runs import make_images
 
@@ -96,7 +96,7 @@ def test_the_report_of_a_run(runs: Path) -> None:
     assert "30 queries of 6 classes" in text
     assert "(macro)" in text
     assert "Time spent" in text
-    results = measure(read_run(runs / "first"))
+    results = evaluate_run(read_run(runs / "first"))
     for model in (results.init, results.trained):
         assert model is not None
         assert f"{100 * model.evaluation.metrics['r@1']:.1f} %" in text

@@ -86,7 +86,7 @@ def test_publish_and_load_by_address(run: Path, hub: HubStandIn, tmp_path: Path)
     assert torch.equal(Embedder.load("hf://ada/birds")(PIXELS), Embedder.load(run)(PIXELS))
     opened = open_model("hf://ada/birds")
     assert len(hub.requests) == asked, "what is here once needs no network"
-    assert opened.source["model"] == done.address
+    assert opened.provenance["model"] == done.address
     assert open_model(str(done.address)).embedder.dim == 16, "a pinned commit is found on this machine too"
     assert opened.results == Path("runs/hub-ada--birds/eval")
 

@@ -21,9 +21,9 @@ from recollect.report.results import (
     Run,
     choose,
     distinct_names,
+    evaluate_run,
     finite,
     mean_over_seeds,
-    measure,
     read_run,
     settings_of,
 )
@@ -57,7 +57,7 @@ def test_chosen_images_are_few_and_of_whole_classes(sizes: list[int], limit: int
 
 def test_results_are_those_of_the_weights_before_and_after(runs: Path) -> None:
     run = read_run(runs / "first")
-    found = measure(run)
+    found = evaluate_run(run)
     assert run.config is not None
     images = load("folder", run.config.data.root, "test")
     pictures = [images.read(index) for index in range(len(images))]
@@ -82,9 +82,9 @@ def test_results_are_those_of_the_weights_before_and_after(runs: Path) -> None:
 def test_large_sets_are_shown_without_the_metric_that_needs_every_rank(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = measure(read_run(runs / "first")).trained
+    few = evaluate_run(read_run(runs / "first")).trained
     monkeypatch.setattr("recollect.report.results.MOST_FOR_MAP", 1)
-    many = measure(read_run(runs / "first")).trained
+    many = evaluate_run(read_run(runs / "first")).trained
     assert few is not None
     assert many is not None
     assert set(few.evaluation.per_query) - set(many.evaluation.per_query) == {"map"}
@@ -96,25 +96,25 @@ def test_large_sets_are_shown_without_the_metric_that_needs_every_rank(
 
 def test_vectors_are_kept_and_used_again(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECOLLECT_CACHE", str(runs / "cache"))
-    first = measure(read_run(runs / "first"))
+    first = evaluate_run(read_run(runs / "first"))
     through = count_images(monkeypatch)
-    again = measure(read_run(runs / "first"))
+    again = evaluate_run(read_run(runs / "first"))
     assert first.trained is not None
     assert again.trained is not None
     assert np.array_equal(first.trained.vectors, again.trained.vectors)
     assert not through
-    measure(read_run(runs / "first"), split="train")
+    evaluate_run(read_run(runs / "first"), split="train")
     assert sum(through) == 2 * 40
 
 
 def test_a_look_at_the_training_images_leaves_the_vectors_of_the_test(runs: Path) -> None:
-    test = measure(read_run(runs / "first"))
-    train = measure(read_run(runs / "first"), split="train")
+    test = evaluate_run(read_run(runs / "first"))
+    train = evaluate_run(read_run(runs / "first"), split="train")
     run = read_run(runs / "first")
     assert run.config is not None
     gone = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, root=str(runs / "gone")))
     for split, known in (("test", test), ("train", train)):
-        again = measure(dataclasses.replace(run, config=gone), split=split)
+        again = evaluate_run(dataclasses.replace(run, config=gone), split=split)
         assert again.images.names == known.images.names
         assert any("vectors of an earlier report" in remark for remark in again.remarks)
 
@@ -128,9 +128,9 @@ def test_a_folder_that_is_named_must_be_there(runs: Path, tmp_path: Path) -> Non
 def test_one_network_at_two_sizes_is_two_starts(made: Path, tmp_path: Path) -> None:
     """Else the second run is judged by what the first started from."""
     folders = [make_run(made / "data", tmp_path / str(size), **{"model.image_size": size}) for size in (24, 32)]
-    alone = [measure(read_run(folder)).init for folder in folders]
+    alone = [evaluate_run(read_run(folder)).init for folder in folders]
     cache: EvaluationCache = {}
-    together = [measure(read_run(folder), cache=cache) for folder in folders]
+    together = [evaluate_run(read_run(folder), cache=cache) for folder in folders]
     assert together[0].init_key != together[1].init_key
     for one, other in zip(alone, together, strict=True):
         assert one is not None
@@ -139,10 +139,10 @@ def test_one_network_at_two_sizes_is_two_starts(made: Path, tmp_path: Path) -> N
 
 
 def test_other_weights_are_embedded_anew(runs: Path) -> None:
-    before = measure(read_run(runs / "first"))
+    before = evaluate_run(read_run(runs / "first"))
     shutil.rmtree(runs / "first" / "model")
     shutil.copytree(runs / "second" / "model", runs / "first" / "model")
-    after = measure(read_run(runs / "first"))
+    after = evaluate_run(read_run(runs / "first"))
     assert before.trained is not None
     assert after.trained is not None
     assert not np.array_equal(before.trained.vectors, after.trained.vectors)
@@ -153,15 +153,15 @@ def test_other_weights_are_embedded_anew(runs: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 no archive", "cut"])
 def test_a_damaged_store_is_made_again(runs: Path, damage: bytes | str) -> None:
-    first = measure(read_run(runs / "first"))
+    first = evaluate_run(read_run(runs / "first"))
     store = runs / "first" / "report" / "vectors.npz"
     store.write_bytes(store.read_bytes()[:-200] if damage == "cut" else bytes(damage))  # type: ignore[arg-type]
-    again = measure(read_run(runs / "first"))
+    again = evaluate_run(read_run(runs / "first"))
     assert first.trained is not None
     assert again.trained is not None
     assert np.array_equal(first.trained.vectors, again.trained.vectors)
     assert any("damaged" in remark for remark in again.remarks)
-    assert not any("damaged" in remark for remark in measure(read_run(runs / "first")).remarks)
+    assert not any("damaged" in remark for remark in evaluate_run(read_run(runs / "first")).remarks)
 
 
 def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> None:
@@ -170,9 +170,9 @@ def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> No
     folder = make_run(data, tmp_path / "run")
     shutil.copytree(data / "train" / "train-00", data / "test" / "again")
     shutil.copy(data / "train" / "train-01" / "0.png", data / "test" / "test-00" / "00.png")
-    whole = measure(read_run(folder))
+    whole = evaluate_run(read_run(folder))
     shutil.rmtree(data)
-    later = measure(read_run(folder))
+    later = evaluate_run(read_run(folder))
     said = next(remark for remark in later.remarks if "not available" in remark)
     assert "\n" not in said
     assert "name their folder with --root." in said
@@ -186,25 +186,25 @@ def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> No
     assert (later.left_out, later.copies) == (whole.left_out, whole.copies)
     shutil.rmtree(folder / "report")
     with pytest.raises(RecollectError):
-        measure(read_run(folder))
+        evaluate_run(read_run(folder))
 
 
 def test_a_run_without_a_model_shows_its_checkpoint(runs: Path) -> None:
-    finished = measure(read_run(runs / "first"))
+    finished = evaluate_run(read_run(runs / "first"))
     shutil.rmtree(runs / "first" / "model")
-    refused = measure(read_run(runs / "first"))
+    refused = evaluate_run(read_run(runs / "first"))
     assert refused.trained is None, "a finished run is never shown with other weights"
     assert any("model.safetensors is missing" in remark for remark in refused.remarks)
     manifest = runs / "first" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"outcome"', '"earlier"'))
-    found = measure(read_run(runs / "first"))
+    found = evaluate_run(read_run(runs / "first"))
     assert finished.trained is not None
     assert found.trained is not None
     np.testing.assert_array_equal(found.trained.vectors, finished.trained.vectors)  # its last checkpoint is its end
     assert "unfinished" in found.trained.what
     assert any("last.pt" in remark for remark in found.remarks)
     (runs / "first" / "checkpoints" / "last.pt").unlink()
-    nothing = measure(read_run(runs / "first"))
+    nothing = evaluate_run(read_run(runs / "first"))
     assert nothing.trained is None
     assert nothing.init is not None
     assert any("no trained weights" in remark for remark in nothing.remarks)
@@ -215,7 +215,7 @@ def test_unreadable_images_are_left_out_for_all(made: Path, tmp_path: Path) -> N
     shutil.copytree(made / "data", data)
     folder = make_run(data, tmp_path / "run", **{"run.watch_test": False})
     (data / "test" / "test-00" / "0.png").write_bytes(b"no image")
-    found = measure(read_run(folder))
+    found = evaluate_run(read_run(folder))
     assert len(found.images.names) == 29
     assert found.trained is not None
     assert np.isfinite(found.trained.vectors).all()
@@ -228,7 +228,7 @@ def test_pretrained_networks_start_without_the_new_layer(runs: Path) -> None:
     assert run.config is not None
     model = dataclasses.replace(run.config.model, init="lite0-in1k", image_size=64, dim=16)
     run = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
-    found = measure(run)
+    found = evaluate_run(run)
     assert found.init is not None
     assert found.init.vectors.shape[1] == 1280
     assert "without training" in found.init.what
@@ -241,7 +241,7 @@ def test_settings_of_another_version_are_refused_with_a_sentence(runs: Path) -> 
     assert run.config is None
     assert run.setting("loss.name") == "recall_at_k"
     with pytest.raises(DataError, match="settings cannot be read"):
-        measure(run)
+        evaluate_run(run)
 
 
 def test_runs_of_one_name_are_told_apart_by_as_little_as_possible(runs: Path) -> None:

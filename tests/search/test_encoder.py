@@ -32,7 +32,7 @@ def test_vectors_are_the_embedders(tmp_path: Path) -> None:
     assert open_encoder(encoder) is encoder
     expected = Embedder.load(model).embed(paths, progress=False).numpy()
     np.testing.assert_allclose(encoder.embed(paths), expected, atol=1e-6)
-    assert (encoder.dim, encoder.note["name"], encoder.note["model"]) == (8, "tiny", str(model.resolve()))
+    assert (encoder.dim, encoder.provenance["name"], encoder.provenance["model"]) == (8, "tiny", str(model.resolve()))
     bad: dict[int, ImageError] = {}
     rows = encoder.embed([paths[0], b"junk"], bad.__setitem__)
     assert np.isnan(rows[1]).all()

@@ -171,7 +171,7 @@ def test_an_index_whose_model_moved_is_calibrated_only_with_its_record(tmp_path:
 )  # fmt: skip
 def test_only_folders_can_be_gone(tmp_path: Path, model: str | None, is_folder: bool) -> None:
     encoder = ToyEncoder()
-    encoder.note["model"] = model
+    encoder.provenance["model"] = model
     with Index.create(tmp_path / "x.index", encoder) as index:
         index.sync(make_photos(tmp_path / "photos"))
     with pytest.raises(ConfigError, match="--model") if is_folder else nullcontext():

@@ -23,7 +23,7 @@ class ToyEncoder:
     def __init__(self, shift: int = 0, log: Path | None = None, stop_after: int | None = None) -> None:
         self.shift, self.log, self.stop_after = shift, log, stop_after
         self.fingerprint = hashlib.sha256(f"toy {shift}".encode()).hexdigest()
-        self.note: dict[str, Any] = {"model": None, "name": f"toy {shift}"}
+        self.provenance: dict[str, Any] = {"model": None, "name": f"toy {shift}"}
         self.seen: list[str] = []
 
     def embed(self, images: Sequence[Any], on_bad: Any = None) -> np.ndarray:

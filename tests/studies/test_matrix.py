@@ -96,9 +96,9 @@ def test_until_validation_takes_the_steps_that_were_found() -> None:
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    Matrix(tmp_path / "study", about={"budget": "small"}).open()
+    Matrix(tmp_path / "study", provenance={"budget": "small"}).open()
     with pytest.raises(ConfigError, match="budget is small there and full here"):
-        Matrix(tmp_path / "study", about={"budget": "full"}).open()
+        Matrix(tmp_path / "study", provenance={"budget": "full"}).open()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(ConfigError, match="contains no study"):

@@ -20,7 +20,7 @@ from PIL import Image
 from tuning_runs import config_of, make_data, study, told
 
 from recipes import landmarks
-from recollect.common.errors import ConfigError, DataError, MissingExtraError, SealedError
+from recollect.common.errors import ConfigError, DataError, MissingExtraError, SplitNotAllowedError
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.data import load
@@ -229,7 +229,7 @@ def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
         return honest(config, *more)
 
     monkeypatch.setattr("recollect.training.build.load_sets", peeking)
-    with pytest.raises(SealedError, match=r"folder/test .*only train"):
+    with pytest.raises(SplitNotAllowedError, match=r"folder/test .*only train"):
         study(root, tmp_path / "s")
     assert (tmp_path / "s" / "study.db").exists()
 

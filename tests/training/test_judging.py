@@ -14,7 +14,7 @@ from recollect.data import ImageSet
 from recollect.inference.vectors import SetRows
 from recollect.step.distributed import Processes
 from recollect.training.batches import FeatureBatches
-from recollect.training.judging import Watched, embed, measure, merit
+from recollect.training.judging import Watched, embed, evaluate_watched, merit
 
 CPU = torch.device("cpu")
 FEATURES = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
@@ -68,7 +68,7 @@ def test_embeddings_are_those_of_evaluation_mode(network: nn.Module, watched: Wa
 
 def test_a_measurement_repeats_itself(network: nn.Module, watched: Watched) -> None:
     network.train()
-    assert measure(network, watched, Processes(), CPU) == measure(network, watched, Processes(), CPU)
+    assert evaluate_watched(network, watched, Processes(), CPU) == evaluate_watched(network, watched, Processes(), CPU)
 
 
 @pytest.mark.parametrize("training", [True, False])

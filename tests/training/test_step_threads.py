@@ -56,7 +56,7 @@ def test_steps_are_limited_and_validation_is_not(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(trainer, name, watched)
 
     watch("take_step", "step")
-    watch("measure", "validation")
+    watch("evaluate_watched", "validation")
     config = small_config(root, **{"data.validation": "random"})
     train(config, tmp_path / "four")
     assert seen == {"step": {1}, "validation": {4}}

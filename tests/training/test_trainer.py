@@ -220,14 +220,14 @@ def _scripted(monkeypatch: pytest.MonkeyPatch, values: dict[str, list[float]]) -
     seen: dict[int, dict[str, Tensor]] = {}
     counts = dict.fromkeys(values, 0)
 
-    def measure(network: Any, watched: Any, *rest: Any) -> dict[str, float]:
+    def evaluate_watched(network: Any, watched: Any, *rest: Any) -> dict[str, float]:
         number = counts[watched.name]
         counts[watched.name] += 1
         if watched.name == "val" or "val" not in values:
             seen[number] = {name: tensor.clone() for name, tensor in network.state_dict().items()}
         return {"r@1": values[watched.name][number]}
 
-    monkeypatch.setattr(trainer, "measure", measure)
+    monkeypatch.setattr(trainer, "evaluate_watched", evaluate_watched)
     return seen
 
 
@@ -244,7 +244,7 @@ def test_among_equals_the_higher_map_at_r_is_kept(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = iter([{"r@1": 0.5, "map@r": tie} for tie in (0.1, 0.3, 0.2)])
-    monkeypatch.setattr(trainer, "measure", lambda *arguments: next(found))
+    monkeypatch.setattr(trainer, "evaluate_watched", lambda *arguments: next(found))
     caplog.set_level("INFO", "recollect")
     assert train(small_config(root, **{"data.validation": "paper"}), tmp_path / "run").chosen_step == 3
     assert any("36 validation queries are few" in line for line in caplog.messages)

@@ -31,7 +31,7 @@ class DataError(RecollectError):
     """A data set that is missing, incomplete or not in the expected layout."""
 
 
-class SealedError(RecollectError):
+class SplitNotAllowedError(RecollectError):
     """A part of a data set was requested where it may not be read, such as the test set during a search."""
 
 

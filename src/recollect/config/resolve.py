@@ -24,7 +24,7 @@ from recollect.common.reading import parse_yaml
 from recollect.common.text import did_you_mean
 from recollect.config.recipes import load_recipe
 from recollect.config.schema import Config, DataConfig
-from recollect.data.registry import find_source, is_source, refuse_two_meanings
+from recollect.data.registry import check_ambiguous_name, find_source, is_source
 
 Settings = Mapping[str, Any] | Iterable[str]
 """``{"batch.size": 392}``, or ``["batch.size=392"]`` with values as in YAML."""
@@ -91,7 +91,7 @@ def with_data(
         place = {} if root is None else {"data.root": str(root)}
     elif is_source(str(data)):
         if root is None:
-            refuse_two_meanings(str(data))
+            check_ambiguous_name(str(data))
         place = {"data.name": str(data)} | ({} if root is None else {"data.root": str(root)})
     elif root is not None:
         raise ConfigError(f"--data {data} names no data set, so it is the folder: remove --root {root}.")

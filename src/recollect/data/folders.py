@@ -23,8 +23,8 @@ from recollect.common.reading import is_folder, visible_entries
 from recollect.common.text import number_of, printable, some_names
 from recollect.data.tables import read_lines
 
-BESIDE = "beside the class folders"
-BESIDE_SPLITS = "beside the split folders"
+OUTSIDE_CLASS_FOLDERS = "beside the class folders"
+OUTSIDE_SPLIT_FOLDERS = "beside the split folders"
 GIVEN_TWICE = "given twice"
 TO_READ_HEIC = 'To read HEIC:  pip install "recollect[heic]"'
 
@@ -74,7 +74,7 @@ def class_images(
             if loose:
                 yield name, ""
             else:
-                left_out.append(LeftOut(name, BESIDE))
+                left_out.append(LeftOut(name, OUTSIDE_CLASS_FOLDERS))
 
 
 def _is_of_another(owners: Mapping[str, str], label: str, real: str) -> bool:
@@ -121,7 +121,7 @@ def leave_out_beside_splits(entries: Sequence[os.DirEntry[str]], left_out: list[
     """Add the files among ``entries``, which are next to the split folders and not used."""
     for entry in entries:
         if not is_folder(entry) and _is_image(entry, entry.name, left_out):
-            left_out.append(LeftOut(entry.name, BESIDE_SPLITS))
+            left_out.append(LeftOut(entry.name, OUTSIDE_SPLIT_FOLDERS))
 
 
 PARTS: Mapping[str, frozenset[str]] = {

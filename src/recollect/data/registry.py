@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common import plugins
-from recollect.common.errors import ConfigError, DataError, DataWarning, SealedError
+from recollect.common.errors import ConfigError, DataError, DataWarning, SplitNotAllowedError
 from recollect.common.images import ON_BAD_IMAGE
 from recollect.common.text import did_you_mean
 from recollect.data.image_set import ImageSet
@@ -79,7 +79,7 @@ class Source:
     needs_root: bool = True
     find_splits: Callable[..., tuple[str, ...]] | None = None
 
-    def trouble(self, what: str) -> DataError:
+    def layout_error(self, what: str) -> DataError:
         """An error about this data set that also names the expected files and where to get them."""
         origin = f"\nGet it from: {self.homepage}" if "://" in self.homepage else ""
         return DataError(f"{self.name}: {what}\nExpected: {self.layout}{origin}")
@@ -115,7 +115,7 @@ def is_source(name: str) -> bool:
     return name in available() or (not Path(name).exists() and plugins.knows("data set", name))
 
 
-def refuse_two_meanings(name: str) -> None:
+def check_ambiguous_name(name: str) -> None:
     """Refuse a name, given without a root, that is a data set of the table and also a folder or file here.
 
     Raises:
@@ -220,7 +220,7 @@ def load(
 
 def read_split(source: Source, root: Path | str | None, split: str, options: Mapping[str, Any]) -> ImageSet:
     """A split as the data set lists it, with files that may not exist; for the arguments see ``load``."""
-    refuse_if_sealed(f"{source.name}/{split}", split)
+    check_split_allowed(f"{source.name}/{split}", split)
     if split not in source.splits and source.find_splits is None:
         raise ConfigError(f"{source.name} has no split {split!r}: choose one of {', '.join(source.splits)}.")
     for option in options:
@@ -248,9 +248,11 @@ def without_missing(source: Source, images: ImageSet, on_bad_image: str) -> Imag
         f"{images.names[missing[0]]}"
     )
     if on_bad_image == "error":
-        raise source.trouble(f"{what}. Complete the copy, or leave them out with --skip-bad (on_bad_image='skip').")
+        raise source.layout_error(
+            f"{what}. Complete the copy, or leave them out with --skip-bad (on_bad_image='skip')."
+        )
     if len(missing) == len(images):
-        raise source.trouble(f"{what}.")
+        raise source.layout_error(f"{what}.")
     warnings.warn(f"{source.name}: {what}; they are left out.", DataWarning, stacklevel=3)
     left_out = {**images.facts.get("left_out", {}), "missing": len(missing)}
     present = images.subset(np.setdiff1d(np.arange(len(images)), missing))
@@ -283,7 +285,7 @@ def make_set(
         facts: see ``ImageSet``.
     """
     if not names:
-        raise source.trouble(f"the list of the split {split!r} below {root} is empty.")
+        raise source.layout_error(f"the list of the split {split!r} below {root} is empty.")
     keys, labels = np.unique(np.asarray(classes), return_inverse=True)
     group_names: list[str] = []
     groups = None
@@ -304,7 +306,7 @@ def make_set(
     )
 
 
-_sealed: list[frozenset[str]] = []
+_allowed_splits: list[frozenset[str]] = []
 
 
 @contextmanager
@@ -318,24 +320,24 @@ def only_splits(*splits: str) -> Iterator[None]:
         ...     load("glyphs", split="test")
         Traceback (most recent call last):
         ...
-        recollect.common.errors.SealedError: glyphs/test was requested, but only train may be read here.
+        recollect.common.errors.SplitNotAllowedError: glyphs/test was requested, but only train may be read here.
     """
-    _sealed.append(frozenset(splits))
+    _allowed_splits.append(frozenset(splits))
     try:
         yield
     finally:
-        _sealed.pop()
+        _allowed_splits.pop()
 
 
-def refuse_if_sealed(what: str, split: str | None = None) -> None:
+def check_split_allowed(what: str, split: str | None = None) -> None:
     """Check ``what`` against ``only_splits``; every function that loads images by name calls this first.
 
     Raises:
-        SealedError: ``only_splits`` excludes it.
+        SplitNotAllowedError: ``only_splits`` excludes it.
     """
-    for allowed in _sealed:
+    for allowed in _allowed_splits:
         if split not in allowed:
-            raise SealedError(f"{what} was requested, but only {', '.join(sorted(allowed))} may be read here.")
+            raise SplitNotAllowedError(f"{what} was requested, but only {', '.join(sorted(allowed))} may be read here.")
 
 
 def count_difference(source: Source, images: ImageSet, split: str) -> str | None:
@@ -357,10 +359,10 @@ def check_root(source: Source, root: Path | str | None) -> Path | None:
     if not source.needs_root:
         return None if root is None else Path(root)
     if root is None:
-        raise source.trouble("no root was given: give the folder of the data set.")
+        raise source.layout_error("no root was given: give the folder of the data set.")
     path = Path(root).expanduser()
     if not path.exists():
-        raise source.trouble(f"there is no folder {path}.")
+        raise source.layout_error(f"there is no folder {path}.")
     return path
 
 

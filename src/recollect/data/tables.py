@@ -19,7 +19,7 @@ from recollect.data.registry import Source
 def need(source: Source, path: Path) -> Path:
     """``path`` if it exists; otherwise raises an error."""
     if not path.exists():
-        raise source.trouble(f"{path} is missing.")
+        raise source.layout_error(f"{path} is missing.")
     return path
 
 

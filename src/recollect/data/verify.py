@@ -246,11 +246,11 @@ def _read_all(
         names = list(todo)
         for start in range(0, len(names), BLOCK):
             block = names[start : start + BLOCK]
-            for name, (digest, trouble) in zip(block, pool.map(lambda name: _read(*todo[name]), block), strict=True):
+            for name, (digest, problem) in zip(block, pool.map(lambda name: _read(*todo[name]), block), strict=True):
                 if digest is not None:
                     contents[digest].append(name)
-                if trouble is not None:
-                    unreadable[name] = trouble
+                if problem is not None:
+                    unreadable[name] = problem
                 line.advance()
     return contents, unreadable
 

@@ -76,7 +76,7 @@ class EvaluationInput:
         distractors: additions to the gallery, an array or a file, wrong for every query.
         ks: the default k; None for those of ``evaluate``.
         published: metric → percent, the recipe's row in the paper; ``published_without``: the same without distractors.
-        source: what was embedded, for ``metrics.json``. identity: the values that ``--compare`` compares.
+        provenance: what was embedded, for ``metrics.json``. identity: the values that ``--compare`` compares.
     """
 
     name: str
@@ -92,7 +92,7 @@ class EvaluationInput:
     ks: tuple[int, ...] | None = None
     published: dict[str, float] = field(default_factory=dict)
     published_without: dict[str, float] = field(default_factory=dict)
-    source: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
     identity: dict[str, Any] = field(default_factory=dict)
 
     def save_vectors(self, path: Path) -> None:
@@ -130,7 +130,7 @@ class EvaluationInput:
             embeddings=arrays["embeddings"],
             gnd=parse_json(str(arrays["gnd"]), f"{path}: its array 'gnd'", list) if "gnd" in arrays else None,
             ks=evaluation_ks("", {}, np.size(arrays.get("gallery", arrays["embeddings"]), 0)),
-            source={"vectors": str(path), **({"model": made["model"]} if made.get("model") else {})},
+            provenance={"vectors": str(path), **({"model": made["model"]} if made.get("model") else {})},
         )
         for name in _LABELS:
             values = arrays.get(name)
@@ -181,8 +181,8 @@ def embed_test(
     else:
         skipped = _embed_benchmark(found, embedder, test, test.benchmark, **options)
     preprocessing = embedder.preprocessing
-    init = str(model.source["model"]) if is_hub_address(model.source.get("model")) else f"init {model.name}"
-    found.source = {
+    init = str(model.provenance["model"]) if is_hub_address(model.provenance.get("model")) else f"init {model.name}"
+    found.provenance = {
         "model": init if model.folder is None else str(model.folder),
         "weights": model.weights,
         "data": data.name,
@@ -198,9 +198,9 @@ def embed_test(
     }
     found.identity |= {
         "init": embedder.config.init,
-        "image size": found.source["image_size"],
+        "image size": found.provenance["image_size"],
         "dimensions": embedder.dim,
-        "scales": found.source["scales"],
+        "scales": found.provenance["scales"],
         "interpolation": preprocessing.interpolation,
     }
     return found
@@ -285,7 +285,7 @@ def evaluate_input(
     if protocol == "reid":
         drawn = evaluate_reid(target.embeddings, target.labels, **({} if ks is None else {"ks": ks}), **options)
         shown = {"metrics": drawn.metrics, "deviations": drawn.deviations, "draws": len(drawn.draws)}
-        return drawn, {**shown, "protocol": "reid", "source": target.source}
+        return drawn, {**shown, "protocol": "reid", "source": target.provenance}
     levels = bool(hierarchical)
     if target.coarse_labels is not None and hierarchical is None:
         # Unless every row of a large matrix would be sorted on a CPU.
@@ -308,7 +308,7 @@ def evaluate_input(
     )
     result = replace(result, settings={**result.settings, "identity": target.identity})
     left_out = {"left_out": list(GRADED)} if target.coarse_labels is not None and not levels else {}
-    return result, {**result.summary(), "protocol": "all", **left_out, "source": target.source}
+    return result, {**result.summary(), "protocol": "all", **left_out, "source": target.provenance}
 
 
 def _evaluate_benchmark(target: EvaluationInput, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -321,7 +321,7 @@ def _evaluate_benchmark(target: EvaluationInput, options: Mapping[str, Any]) -> 
     result, metrics = ranked(target.distractors)
     # A hundredth of the work, and it shows the effect of the distractors.
     more = {} if target.distractors is None else {"without_distractors": ranked(None)[1]}
-    return result, {"metrics": metrics, "protocol": "revisited", **more, "source": target.source}
+    return result, {"metrics": metrics, "protocol": "revisited", **more, "source": target.provenance}
 
 
 def evaluate_prefixes(
@@ -470,7 +470,7 @@ def evaluate_model(
         for note in test.remarks():
             warnings.warn(note.text, DataWarning, stacklevel=2)
         target = embed_test(loaded, test, batch_size=batch_size)
-        for bad in target.source["skipped"]:
+        for bad in target.provenance["skipped"]:
             warnings.warn(f"left out: {bad['name']}: {bad['reason']}", DataWarning, stacklevel=2)
         more: dict[str, Any] = {"metrics": [*METRICS, *metrics]} if metrics else {}
         result: Evaluation = evaluate_input(target, ks, **more)[0]
@@ -632,9 +632,9 @@ def write_evaluation(
             refuse_existing(path, overwrite)
             make_folder_for(path)
     target = vectors()
-    if (left_out := target.source.get("left_out")) and target.labels is not None:
+    if (left_out := target.provenance.get("left_out")) and target.labels is not None:
         logger.info(census(len(target.labels), left_out))
-    if skipped := target.source.get("skipped"):
+    if skipped := target.provenance.get("skipped"):
         others = number_of(len(skipped) - 1, "other is/others are")
         listed = f" {others} listed in metrics.json." if len(skipped) > 1 else ""
         logger.info(f"could not be read: {skipped[0]['name']}: {skipped[0]['reason']}{listed}")
@@ -679,14 +679,14 @@ def _result_file(path: Path) -> Path:
 
 def _known_classes(target: EvaluationInput) -> list[Remark]:
     """A remark if vectors of a file are of classes that their model was trained on, by name; it is recorded too."""
-    model = target.source.get("model")
+    model = target.provenance.get("model")
     known = read_trained_on(Path(model)) if isinstance(model, str) and Path(model).is_dir() else None
     if known is None or target.labels is None or target.labels.dtype.kind != "U":
         return []
     trained = sorted(set(target.labels.tolist()) & known.classes)
     if not trained:
         return []
-    target.source |= {"trained_classes": len(trained), "trained_classes_excluded": False}
+    target.provenance |= {"trained_classes": len(trained), "trained_classes_excluded": False}
     count = number_of(len(trained), "class has the name of one/classes have the names of ones")
     text = f"{count} that {model} was trained on ({some_names(trained)}). The result does not show how well the model "
     return [Remark(f"{text}works on unseen classes: recollect eval {model} does.", warning=True)]

@@ -183,7 +183,7 @@ class LoadedModel:
         embedder: in evaluation mode.
         name: short, for titles.
         weights: which weights these are, in a few words.
-        source: its record in results: ``model``, and ``sha256`` of the weights or ``weights``, the user's choice of them.
+        provenance: its record in results: ``model``, and ``sha256`` of the weights or ``weights``, the user's choice of them.
         folder: of the run or the embedder; None for an initialisation.
         run: the run it comes from, if any. recipe: the settings of an initialisation.
         remark: a message for the user, if any.
@@ -192,7 +192,7 @@ class LoadedModel:
     embedder: Embedder
     name: str
     weights: str
-    source: dict[str, str | None]
+    provenance: dict[str, str | None]
     folder: Path | None = None
     run: RunFiles | None = None
     recipe: Config | None = None
@@ -216,7 +216,7 @@ class LoadedModel:
     @property
     def results(self) -> Path:
         """The default folder for results of evaluations."""
-        kind = "hub" if is_hub_address(self.source.get("model")) else "init"
+        kind = "hub" if is_hub_address(self.provenance.get("model")) else "init"
         return (self.folder or Path("runs") / f"{kind}-{self.name}") / "eval"
 
 
@@ -261,8 +261,8 @@ def open_model(
                 f"{path} is neither a run (it has no config.yaml) nor a saved embedder (it has no {DESCRIPTION})."
             )
         embedder = Embedder.load(path)
-        source: dict[str, str | None] = {"model": str(path.resolve()), "sha256": _recorded_digest(folder)}
-        loaded = LoadedModel(embedder, path.resolve().name, "trained", source, path)
+        provenance: dict[str, str | None] = {"model": str(path.resolve()), "sha256": _recorded_digest(folder)}
+        loaded = LoadedModel(embedder, path.resolve().name, "trained", provenance, path)
     else:
         loaded = _open_initialisation(model, weights, download, recipe)
     if dim is not None:
@@ -295,8 +295,8 @@ def _open_run(run: RunFiles) -> LoadedModel:
     # Of code from outside the package, only the settings name the folder.
     is_outside = isinstance(network, dict) and network.get("code") is not None
     embedder = Embedder.load(run.model, backbone=run.read_config().model.init if is_outside else None)
-    source: dict[str, str | None] = {"model": str(path.resolve()), "sha256": described["sha256"][TENSORS]}
-    loaded = LoadedModel(embedder, path.resolve().name, weights, source, path, run)
+    provenance: dict[str, str | None] = {"model": str(path.resolve()), "sha256": described["sha256"][TENSORS]}
+    loaded = LoadedModel(embedder, path.resolve().name, weights, provenance, path, run)
     if step == 0 and loaded.config is not None and loaded.config.model.whitening is not None:
         loaded = replace(loaded, weights="last layer as a whitening, without a step")
     return loaded
@@ -346,8 +346,8 @@ def _open_initialisation(model: str | Path, weights: str | None, download: bool,
         raise ConfigError(f"{name} without training has random weights: train it first, and give the run.")
     else:
         embedder = Embedder.create(name, weights=weights, dim=None, download=download)
-    source = {"model": name, "weights": weights}
-    return LoadedModel(embedder, name, f"{name} without training", source, recipe=recipe)
+    provenance = {"model": name, "weights": weights}
+    return LoadedModel(embedder, name, f"{name} without training", provenance, recipe=recipe)
 
 
 def load_initial_model(config: Config) -> LoadedModel:

@@ -1,7 +1,7 @@
 """``VectorStore``: rows of numbers on disk, found by the content of images and written part by part.
 
 Features of a frozen part of a network and vectors of an evaluation, a report or a search are all rows that depend on an
-image and on a network with its preprocessing. A store is a folder for one network and preprocessing (``about``), in which
+image and on a network with its preprocessing. A store is a folder for one network and preprocessing (``provenance``), in which
 a row is found by the image's content. So train, eval, embed and report share their results, whatever the names of the
 files. To free space, remove the folder ``vectors`` in the cache folder, or folders in it.
 
@@ -61,7 +61,7 @@ class VectorStore:
     """The outputs of one network, or a part of it, for images.
 
     Args:
-        about: everything a row depends on besides the image, as plain values (see ``weights_digest``).
+        provenance: everything a row depends on besides the image, as plain values (see ``weights_digest``).
         folder: the folder of all stores; the cache folder's ``vectors`` by default.
 
     Examples:
@@ -74,9 +74,9 @@ class VectorStore:
         3
     """
 
-    def __init__(self, about: Mapping[str, Any], folder: Path | None = None) -> None:
-        text = json.dumps(about, sort_keys=True, default=str)
-        self.about = about
+    def __init__(self, provenance: Mapping[str, Any], folder: Path | None = None) -> None:
+        text = json.dumps(provenance, sort_keys=True, default=str)
+        self.provenance = provenance
         self.folder = (folder or cache_folder() / "vectors") / hashlib.sha256(text.encode()).hexdigest()[:32]
         self._parts: set[str] = set()
         self._places: dict[bytes, tuple[str, int]] = {}
@@ -144,7 +144,7 @@ class VectorStore:
         """Write one part, if possible: a cache that cannot be written makes work slower, but must not stop it."""
         try:
             if not (self.folder / "about.json").exists():
-                write_json(self.folder / "about.json", dict(self.about))  # for people who inspect the folder
+                write_json(self.folder / "about.json", dict(self.provenance))  # for people who inspect the folder
             name = f"{_digest(keys)}.npz"
             with atomic_write(self.folder / name) as file:
                 np.savez(file, keys=keys, rows=np.asarray(rows, np.float32))

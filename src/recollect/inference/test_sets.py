@@ -20,7 +20,7 @@ from recollect.config.recipes import published_tests
 from recollect.config.resolve import relocated_root
 from recollect.config.schema import Config, DataConfig
 from recollect.data import ImageSet, RevisitedBenchmark, available, load_distractors, load_revisited
-from recollect.data.registry import is_source, refuse_two_meanings
+from recollect.data.registry import check_ambiguous_name, is_source
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.evaluation import default_ks
 from recollect.inference.models import RunFiles, refuse_moved
@@ -90,7 +90,7 @@ def choose_test(
             raise
         own = None
     if data is not None and root is None:
-        refuse_two_meanings(data)
+        check_ambiguous_name(data)
     is_path = data is not None and not is_source(data) and Path(data).exists()
     if data is not None and not is_source(data) and not is_path and (Path(data).suffix or Path(data).name != data):
         raise DataError(f"--data {data}: no such file or folder.")

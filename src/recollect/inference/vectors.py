@@ -92,18 +92,18 @@ def embed_set(
         embedder.to(device)
     transform = test_transform(embedder.preprocessing) if transform is None else transform
     if scales is not None:
-        about = _about(embedder, transform) | {
+        provenance = _provenance(embedder, transform) | {
             "upto": "vectors",
             "weights": weights_digest(embedder),
             "head": [embedder.config.pooling, embedder.config.layer_norm, embedder.config.l2_before_head],
             "scales": list(scales),
         }
         if embedder.head.linear is None or embedder.config.added_head:
-            about["mean"] = "descriptors"
+            provenance["mean"] = "descriptors"
         at_once = max(1, int(min(batch_size, embedder.images_at_once) / max(1.0, *(s * s for s in scales))))
         pixels = _Pixels(embedder, images, keys, transform, at_once, workers, on_bad_image)
         network = _Scales(embedder, scales)
-        return pixels.stored(VectorStore(about), lambda places: pixels.rows(network, places), PART // 4, keep)
+        return pixels.stored(VectorStore(provenance), lambda places: pixels.rows(network, places), PART // 4, keep)
     options: dict[str, Any] = {"workers": workers, "on_bad_image": on_bad_image, "keep": keep}
     pooled = part_rows(
         embedder, images, frozen=frozen, keys=keys, transform=transform, batch_size=batch_size, **options
@@ -167,15 +167,15 @@ def part_rows(
     fits = not whole and embedder.device.type != "cpu"
     at_once = batch_size if fits else min(batch_size, embedder.images_at_once)
     pixels = _Pixels(embedder, images, keys, transform, at_once, workers, on_bad_image)
-    about, network = _about(embedder, transform, upto), _fitted(embedder, embedder.split(upto)[0])
+    provenance, network = _provenance(embedder, transform, upto), _fitted(embedder, embedder.split(upto)[0])
     earlier = native = None
     if frozen not in (None, "none", "auto", upto) and not whole:
-        backbone = about["weights"] if frozen == "backbone" else None
-        earlier = VectorStore(_about(embedder, transform, frozen, backbone))
+        backbone = provenance["weights"] if frozen == "backbone" else None
+        earlier = VectorStore(_provenance(embedder, transform, frozen, backbone))
     if keep and upto == "pooling" and frozen in ("backbone", "pooling") and embedder.pooling is not None:
         both = _BothPoolings(embedder)
         network, digest = _fitted(embedder, both), weights_digest(both.native)
-        native = VectorStore({**about, "pooling": "native", "pooling_weights": digest})
+        native = VectorStore({**provenance, "pooling": "native", "pooling_weights": digest})
 
     def compute(places: Places) -> Rows:
         known = np.zeros(len(places), bool) if earlier is None else earlier.known(pixels.keys[places])
@@ -196,7 +196,7 @@ def part_rows(
         order = np.concatenate([np.flatnonzero(known), np.flatnonzero(~known)])
         return np.concatenate(parts)[np.argsort(order)]
 
-    return pixels.stored(VectorStore(about), compute, PART // 4 if whole else PART, keep)
+    return pixels.stored(VectorStore(provenance), compute, PART // 4 if whole else PART, keep)
 
 
 class _Pixels:
@@ -278,28 +278,28 @@ class _Scales(nn.Module):
         return self._embedder[0].embed(pixels, batch_size=len(pixels), scales=self._scales, progress=False)
 
 
-def _about(
+def _provenance(
     embedder: Embedder, transform: Transform, upto: str | None = None, weights: str | None = None
 ) -> dict[str, Any]:
     """Everything a row of stage ``upto`` depends on besides the image. The device is left out: rows agree up to rounding.
 
     ``weights`` is their digest, if it is known.
     """
-    about = {
+    provenance = {
         "architecture": embedder.config.architecture,
         "preprocessing": embedder.preprocessing.as_dict(),
         "transform": transform.key,
         "pillow": PIL.__version__,  # decoders change in small ways
     }
     if upto is None:
-        return about
+        return provenance
     part = "backbone" if upto == "pooling" else upto
-    about |= {"upto": upto, "weights": weights or weights_digest(embedder.split(part)[0])}
+    provenance |= {"upto": upto, "weights": weights or weights_digest(embedder.split(part)[0])}
     if upto == "pooling":
         pooling = NativePool(embedder.backbone) if embedder.pooling is None else embedder.pooling
-        about["pooling"] = "native" if embedder.pooling is None else embedder.config.pooling
-        about["pooling_weights"] = weights_digest(pooling)
-    return about
+        provenance["pooling"] = "native" if embedder.pooling is None else embedder.config.pooling
+        provenance["pooling_weights"] = weights_digest(pooling)
+    return provenance
 
 
 def run_network(
@@ -358,7 +358,7 @@ def seconds_of_rows(
     if embedder.preprocessing.resize is None:
         return 0.0
     transform = test_transform(embedder.preprocessing)
-    left = np.flatnonzero(~VectorStore(_about(embedder, transform, upto)).known(content_keys(images)))
+    left = np.flatnonzero(~VectorStore(_provenance(embedder, transform, upto)).known(content_keys(images)))
     if not len(left):
         return 0.0
     some = images.subset(left[:: max(1, len(left) // _PROBE)][:_PROBE])

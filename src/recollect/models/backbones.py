@@ -319,7 +319,7 @@ class CodeOrigin:
         return f"{self.reference} {hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
-class OutsideBackbone(nn.Module):
+class CustomBackbone(nn.Module):
     """Wraps a module from outside the package as a backbone.
 
     Args:
@@ -387,12 +387,12 @@ def adapted(module: Any, size: int, name: str) -> nn.Module:
         raise ConfigError(f"backbone {name!r} returned a {type(module).__name__}: it must return an nn.Module.")
     if all(hasattr(module, member) for member in _MEMBERS):
         return module
-    return OutsideBackbone(module, size, name)
+    return CustomBackbone(module, size, name)
 
 
-def natural_pooling(backbone: nn.Module) -> str:
+def default_pooling(backbone: nn.Module) -> str:
     """GeM for feature maps; the backbone's own if it pools by itself or returns tokens."""
-    is_maps = isinstance(backbone, OutsideBackbone) and not backbone.gives_vectors
+    is_maps = isinstance(backbone, CustomBackbone) and not backbone.gives_vectors
     return "gem" if is_maps else "native"
 
 

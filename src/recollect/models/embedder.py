@@ -40,7 +40,7 @@ from recollect.models.backbones import (
     backbone_stages,
     build_outside,
     cut,
-    natural_pooling,
+    default_pooling,
 )
 from recollect.models.pooling import GeM, Head, UnitLength, make_pooling, unit
 from recollect.models.saving import EmbedderConfig, fetched_once, is_hub_address, load_embedder, save_embedder
@@ -276,7 +276,7 @@ class Embedder(nn.Module):
             init=row.name,
             architecture=architecture,
             dim=chosen_dim,
-            pooling=pooling or ("native" if no_head else row.pooling if code is None else natural_pooling(backbone)),
+            pooling=pooling or ("native" if no_head else row.pooling if code is None else default_pooling(backbone)),
             layer_norm=(row.layer_norm and not no_head) if layer_norm is None else layer_norm,
             l2_before_head=(row.l2_before_head and not no_head and not layer_norm)
             if l2_before_head is None

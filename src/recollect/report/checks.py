@@ -404,8 +404,8 @@ def agreement(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> Floats:
     inner = slice(_EDGE, FINE - _EDGE)
     one, other = one[:, inner, inner], other[:, inner, inner]
     difference = np.minimum(_unexplained(one, other), _unexplained(other, one))
-    agree: Floats = np.where(difference <= DIFFER, mean, np.minimum(mean, 0)).astype(np.float32)
-    return agree
+    agreement: Floats = np.where(difference <= DIFFER, mean, np.minimum(mean, 0)).astype(np.float32)
+    return agreement
 
 
 def _unexplained(pictures: Floats, others: Floats) -> Floats:

@@ -111,7 +111,7 @@ def write_report(
     for run in read:
         others = [other for other in read if other is not run]
         try:
-            measured.append((run, results.measure(run, cache=cache, other_runs=others, **options)))
+            measured.append((run, results.evaluate_run(run, cache=cache, other_runs=others, **options)))
         except RecollectError as error:
             if root is not None:
                 raise

@@ -367,7 +367,7 @@ class RunResults:
     copies: list[int]
 
 
-def measure(
+def evaluate_run(
     run: Run,
     *,
     split: str | None = None,

@@ -56,12 +56,12 @@ class Encoder(Protocol):
     Attributes:
         dim: length of a vector.
         fingerprint: changes when weights or preprocessing change, and only then.
-        note: plain values that say what it is and open it again: ``model``, ``weights``, ``name``.
+        provenance: plain values that say what it is and open it again: ``model``, ``weights``, ``name``.
     """
 
     dim: int
     fingerprint: str
-    note: dict[str, Any]
+    provenance: dict[str, Any]
 
     def embed(self, images: Sequence[Any], on_bad: OnBad | None = None) -> NDArray[np.float32]:
         """N images (paths, bytes, PIL images, uint8 arrays) → N × dim vectors of length 1.
@@ -77,7 +77,7 @@ class ModelEncoder:
 
     Args:
         embedder: the network.
-        note: see ``Encoder``.
+        provenance: see ``Encoder``.
         opened: where the network came from, if known.
         device: where to compute. batch_size: images per batch.
         keep: keep the vectors of files for other commands, too; an index keeps its vectors itself.
@@ -86,7 +86,7 @@ class ModelEncoder:
     def __init__(
         self,
         embedder: Embedder,
-        note: dict[str, Any],
+        provenance: dict[str, Any],
         *,
         opened: LoadedModel | None = None,
         device: str | None = None,
@@ -98,8 +98,8 @@ class ModelEncoder:
         self.dim, self.at_least = int(embedder.dim), embedder.preprocessing.at_least
         self.fingerprint = fingerprint(embedder)
         # Of its file, which a file of vectors of an earlier version records.
-        self.sha256 = None if opened is None else opened.source.get("sha256")
-        self.note = {**note, "name": embedder.config.init}
+        self.sha256 = None if opened is None else opened.provenance.get("sha256")
+        self.provenance = {**provenance, "name": embedder.config.init}
 
     def embed(self, images: Sequence[Any], on_bad: OnBad | None = None) -> NDArray[np.float32]:
         """Vectors of images."""
@@ -153,8 +153,8 @@ def open_encoder(
     opened = open_model(str(model), weights=weights, download=download)
     if opened.remark is not None:
         warnings.warn(opened.remark, DataWarning, stacklevel=2)
-    note = {"model": opened.source["model"], "weights": opened.source.get("weights")}
-    return ModelEncoder(opened.embedder, note, opened=opened, **options)
+    provenance = {"model": opened.provenance["model"], "weights": opened.provenance.get("weights")}
+    return ModelEncoder(opened.embedder, provenance, opened=opened, **options)
 
 
 def fingerprint(embedder: Embedder) -> str:
@@ -212,7 +212,7 @@ def shorten(rows: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
 
 def read_calibration(encoder: Encoder) -> dict[str, Any] | None:
     """The calibration kept with a model; None if there is none, or if it belongs to other weights."""
-    path = Path(str(encoder.note.get("model"))) / CALIBRATION
+    path = Path(str(encoder.provenance.get("model"))) / CALIBRATION
     stored = read_json(path) if path.is_file() else None
     return stored if isinstance(stored, dict) and stored.get("fingerprint") == encoder.fingerprint else None
 

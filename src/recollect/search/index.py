@@ -221,7 +221,7 @@ class Index:
         return self._use(encoder)
 
     def _use(self, encoder: Encoder) -> Encoder:
-        model, what = self._settings.current.model, str(encoder.note.get("model") or "the model")
+        model, what = self._settings.current.model, str(encoder.provenance.get("model") or "the model")
         self._check_fingerprint(encoder.fingerprint, self._settings.current, what)
         # A file of vectors of an earlier version, which records the file of the model instead.
         if model["fingerprint"] is None and model["sha256"] not in (None, getattr(encoder, "sha256", None)):
@@ -645,7 +645,7 @@ class Index:
 
 def _generation(number: int, encoder: Encoder, dim: int | None, half: bool) -> Generation:
     """A new generation. It has the model's own calibration, unless vectors are shortened, which changes similarities."""
-    model = {**encoder.note, "fingerprint": encoder.fingerprint, "dim": encoder.dim}
+    model = {**encoder.provenance, "fingerprint": encoder.fingerprint, "dim": encoder.dim}
     length = vector_length(encoder, dim)
     return Generation(number, model, length, half, None, read_calibration(encoder) if length == encoder.dim else None)
 

@@ -26,7 +26,7 @@ from recollect.common.files import make_folder_for, write_json
 from recollect.common.text import Remark, number_of
 from recollect.data import load
 from recollect.data.folders import part_to_use
-from recollect.data.registry import refuse_two_meanings
+from recollect.data.registry import check_ambiguous_name
 from recollect.inference.store import KEY_BYTES, Keys, content_keys
 from recollect.inference.training_record import is_unseen, read_trained_on
 from recollect.inference.vectors import file_set
@@ -209,7 +209,7 @@ def calibrate_target(
     remarks: list[Remark] = []
     if is_index(target):
         with Index.open(target, model, **opening) as index:
-            place = _place_of_model(index) if model is None else index.encoder.note.get("model")
+            place = _place_of_model(index) if model is None else index.encoder.provenance.get("model")
             if data is None:
                 vectors, labels = _indexed_vectors(index, place, remarks)
             else:
@@ -231,7 +231,7 @@ def calibrate_target(
     if is_folder:
         make_folder_for(file)  # a read-only folder is noticed before the images are embedded
     encoder = open_encoder(target, **opening)
-    images, labels = _labelled_images(data, root, split, encoder.note.get("model"), remarks)
+    images, labels = _labelled_images(data, root, split, encoder.provenance.get("model"), remarks)
     vectors, labels = _vectors(encoder, images, labels, remarks)
     calibration = calibrate(vectors, labels, fingerprint=encoder.fingerprint, data=data, **rates)
     if is_folder:
@@ -260,7 +260,7 @@ def _place_of_model(index: Index) -> Any:
             "If it moved, give its new folder with --model."
         )
     # Opening it refuses another model that lies there now, whose record would be of other classes.
-    return index.encoder.note.get("model") if is_path and Path(text).is_dir() else place
+    return index.encoder.provenance.get("model") if is_path and Path(text).is_dir() else place
 
 
 def _indexed_vectors(index: Index, model: Any, remarks: list[Remark]) -> tuple[NDArray[np.float32], list[str]]:
@@ -280,7 +280,7 @@ def _labelled_images(
 ) -> tuple[list[Any], list[str]]:
     """Images of classes that the model was not trained on, and their labels."""
     if root is None:
-        refuse_two_meanings(data)
+        check_ambiguous_name(data)
     if root is None and Path(data).exists():
         listing = list_images(data)
         remarks += map(Remark, listing.remarks)

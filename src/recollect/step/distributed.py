@@ -175,7 +175,7 @@ class Processes:
         if self.size == 1:
             work()
             return
-        members, minutes = dist.get_process_group_ranks(self.group or dist.group.WORLD), minutes_of_patience()
+        members, minutes = dist.get_process_group_ranks(self.group or dist.group.WORLD), timeout_minutes()
         # Made from the ranks alone, its name would be that of the group of an earlier call, and its addresses in the store
         # those of the closed one. Among all processes, names are counted.
         part = len(members) < dist.get_world_size()
@@ -252,12 +252,12 @@ def distributed_errors(processes: Processes, advice: Callable[[], str]) -> Itera
             raise
         traceback.clear_frames(error.__traceback__)  # they keep the group, and its threads, alive after ``stop``
         raise LostProcessError(
-            f"another of the {processes.size} processes ended or did not respond for {minutes_of_patience():g} minutes; "
+            f"another of the {processes.size} processes ended or did not respond for {timeout_minutes():g} minutes; "
             f"process {processes.rank} stops. {advice()}"
         ) from error
 
 
-def minutes_of_patience() -> float:
+def timeout_minutes() -> float:
     """``RECOLLECT_TEAM_MINUTES``, or ``MINUTES`` by default."""
     return float(os.environ.get("RECOLLECT_TEAM_MINUTES", MINUTES))
 
@@ -283,7 +283,7 @@ def start(device: str = "cpu") -> Processes:
         # still has a tensor to release ends the process with SIGABRT.
         importlib.import_module("torch.distributed.nn.functional")
         backend = "nccl" if device.startswith("cuda") else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=minutes_of_patience()))
+        dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes()))
     return Processes.of()
 
 

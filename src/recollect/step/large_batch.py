@@ -307,7 +307,7 @@ CUDA_SHARE = 0.7
 """Share of the free GPU memory that a chunk's saved activations may take; backward needs some more."""
 
 _PROBE = 4  # images measured, and half as many: enough to separate what grows with the batch from what does not
-_OPERATIONS_BESIDE = 50  # roughly those of a rank loss on one tile and of an optimizer
+_OTHER_OPERATIONS = 50  # roughly those of a rank loss on one tile and of an optimizer
 
 
 @dataclass(frozen=True)
@@ -448,7 +448,7 @@ def step_threads(network: nn.Module, inputs: Tensor, batch: int, chunk: int) -> 
     work = forward_work(network, inputs[:1])
     # A backward pass costs two forwards.
     multiply_adds = 3 * batch * work.multiply_adds
-    operations = 3 * work.operations * -(-batch // chunk) + _OPERATIONS_BESIDE
+    operations = 3 * work.operations * -(-batch // chunk) + _OTHER_OPERATIONS
     return threads_for(multiply_adds, operations)
 
 

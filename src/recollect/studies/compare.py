@@ -173,8 +173,8 @@ def plan_comparison(
         # Report misspelt options now, not in the first run.
         make_loss(resolve(recipe, {**given, **cell.settings}), len(train.class_names), max((64, *config.loss.dims)))
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
-    about = {"recipe": str(recipe), "settings": plain, "steps": steps, "images": train.fingerprint}
-    matrix = Matrix(Path(out), tuple(range(1, seeds + 1)), about)
+    provenance = {"recipe": str(recipe), "settings": plain, "steps": steps, "images": train.fingerprint}
+    matrix = Matrix(Path(out), tuple(range(1, seeds + 1)), provenance)
     starts = []  # each compared with the next, the losses with the first
     if settled.model.whitening:
         starts.append(Cell(bench, "start", "the closed form", batch, trains=False))

@@ -438,7 +438,7 @@ class Matrix:
     out: Path
     seeds: Sequence[int] = (1, 2, 3)
     """Seeds of the runs that are reported; the search uses 0."""
-    about: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
     """Common properties of this folder's runs, as plain values: runs of other data must not be mixed with them."""
 
     def open(self) -> None:
@@ -449,13 +449,13 @@ class Matrix:
         """
         file = self.out / "study.json"
         if file.exists():
-            check_settings(self.out, read_json(file, dict).get("about", {}), self.about)
+            check_settings(self.out, read_json(file, dict).get("about", {}), self.provenance)
             return
         # A killed start may have left a hidden temporary file.
         if self.out.exists() and any(not entry.name.startswith(".") for entry in self.out.iterdir()):
             raise ConfigError(f"{self.out} is not empty and contains no study: choose another --out.")
         self.out.mkdir(parents=True, exist_ok=True)
-        write_json(file, {"about": dict(self.about)})
+        write_json(file, {"about": dict(self.provenance)})
 
     def folder(self, cell: Cell) -> Path:
         """The folder of a cell's runs."""

@@ -94,9 +94,9 @@ def finish_run(path: Path, config: Config, callback: Callback | None = None) -> 
     A run that does not watch the test set cannot load it, whatever its settings. One that diverges leaves ``failed.json``.
     """
     folder, begun = RunFolder(path), time.process_time()
-    sealed = contextlib.nullcontext() if config.run.watch_test else only_splits(config.data.train_split)
+    only_train = contextlib.nullcontext() if config.run.watch_test else only_splits(config.data.train_split)
     try:
-        with sealed, only_warnings("recollect.training"):
+        with only_train, only_warnings("recollect.training"):
             return begin_or_resume(path, config, callback)
     except TrainingStoppedError as error:
         if has_diverged(error):
@@ -416,15 +416,15 @@ def _run(matrix: Matrix, cells: Sequence[Cell], jobs: int, threads: int, end: fl
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 run = running.pop(future)
                 try:
-                    trouble = future.result()
+                    problem = future.result()
                 except BrokenProcessPool as error:
                     raise ConfigError(
                         "the process of a run was killed, perhaps for lack of memory: run the same command again, with a "
                         "smaller --jobs."
                     ) from error
-                if trouble is not None:
+                if problem is not None:
                     troubled.add(run.folder)
-                    logger.warning(f"{run.folder.relative_to(matrix.out)}: {trouble}")
+                    logger.warning(f"{run.folder.relative_to(matrix.out)}: {problem}")
                 runs = matrix.runs(cells)  # a finished search adds runs
                 line.expect(len(runs))
                 line.advance()

@@ -28,7 +28,7 @@ from recollect.config.automatic import AutoSetting, choose_device, is_pretrained
 from recollect.config.resolve import default_recipe, parse_settings, resolve, with_changes, with_settings
 from recollect.config.schema import Config, DataConfig, ModelConfig
 from recollect.data import ImageSet, RevisitedBenchmark, class_disjoint_split, load, load_revisited
-from recollect.data.registry import find_source, is_source, refuse_two_meanings
+from recollect.data.registry import check_ambiguous_name, find_source, is_source
 from recollect.data.sources.folder import listed_once
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.models import make_embedder, refuse_moved
@@ -143,7 +143,7 @@ def objects_and_names(
     named = {key: name for key, name in (("loss.name", loss), ("model.init", model)) if isinstance(name, str)}
     if isinstance(train_set, str | Path):
         place = str(train_set)
-        refuse_two_meanings(place)
+        check_ambiguous_name(place)
         named |= {"data.name": place} if is_source(place) else {"data.name": "folder", "data.root": place}
     objects = PassedObjects(
         None if isinstance(loss, str) else loss,

@@ -54,7 +54,7 @@ def embed(
     return torch.cat(parts), torch.from_numpy(np.concatenate(places)).to(device)
 
 
-def measure(
+def evaluate_watched(
     network: nn.Module,
     watched: Watched,
     processes: Processes,

@@ -52,7 +52,7 @@ from recollect.training.callbacks import (
     make_loggers,
 )
 from recollect.training.head import choose_start, whiten_last_layer, whitening_images
-from recollect.training.judging import column_of, judge_training, measure, merit
+from recollect.training.judging import column_of, evaluate_watched, judge_training, merit
 from recollect.training.optimizer import Position, StopRequest, stop_if_diverged, stop_on_signals, take_step
 from recollect.training.plan import Plan, make_plan
 from recollect.training.run import (
@@ -418,7 +418,9 @@ class Trainer:
     def _evaluate(self) -> None:
         network, machine = self.training.network.trained, self.machine
         for watched in self.training.watched:
-            metrics = measure(network, watched, self.processes, machine.device, machine.dtype, self.config.run.select)
+            metrics = evaluate_watched(
+                network, watched, self.processes, machine.device, machine.dtype, self.config.run.select
+            )
             self.log.evaluation(watched.name, self.progress.step, metrics)
             if watched.name == "val":
                 self._keep_if_best(metrics)

@@ -26,7 +26,7 @@ def read_sop(root: Path, split: str) -> ImageSet:
     rows = read_fields(path, 4, _SOP_COLUMNS)
     header = next(rows, None)
     if header != _SOP_COLUMNS.split():
-        raise SOP.trouble(f"the first line of {path} must be {_SOP_COLUMNS!r}, but is {' '.join(header or [])!r}.")
+        raise SOP.layout_error(f"the first line of {path} must be {_SOP_COLUMNS!r}, but is {' '.join(header or [])!r}.")
     names, classes, coarse = [], [], {}
     for _, label, _, name in rows:
         names.append(name)
@@ -112,7 +112,7 @@ def _kit_rows(root: Path, kit: Path) -> list[Row]:
     tests = [place / f"cars_test_annos_with{gap}labels.mat" for place in (root, kit, kit.parent) for gap in ("", "_")]
     labelled = next((path for path in tests if path.is_file()), None)
     if labelled is None:
-        raise CARS196.trouble(
+        raise CARS196.layout_error(
             f"cars_test_annos_withlabels.mat is not in {root} or {kit}. It is needed because the kit's cars_test_annos.mat "
             "has no classes, and half of the photos of every model are among the test photos."
         )
@@ -158,7 +158,7 @@ def _folder_rows(root: Path) -> list[Row]:
     found = [row for part in parts or [""] for row in class_images(root, part, [])]
     titles = sorted({title for _, title in found})
     if len(titles) != 196:
-        raise CARS196.trouble(
+        raise CARS196.layout_error(
             f"there is no cars_annos.mat in {root}, and it has {len(titles)} class folders with images instead of 196."
         )
     numbers = {title: number for number, title in enumerate(titles, start=1)}
@@ -283,13 +283,13 @@ def read_gldv1(root: Path, split: str, *, min_images: int = 4) -> ImageSet:
             images = make_set(GLDV1, root, split, [f"{folder}{name}" for name in names], classes)
             break
     else:
-        raise GLDV1.trouble(
+        raise GLDV1.layout_error(
             f"none of the {len(names):,} photos of train.csv is in {root}, nor in its train, images or jpg."
         )
     images = without_missing(GLDV1, images, "skip")
     large = images.class_sizes >= min_images
     if not large.any():
-        raise GLDV1.trouble(
+        raise GLDV1.layout_error(
             f"no landmark below {root} has {min_images} photos: complete the copy, or lower min_images."
         )
     if not large.all():

@@ -25,8 +25,8 @@ from recollect.common.images import IMAGE_SUFFIXES
 from recollect.common.reading import is_folder, visible_entries
 from recollect.common.text import look_alikes, number_of, some_names
 from recollect.data.folders import (
-    BESIDE,
-    BESIDE_SPLITS,
+    OUTSIDE_CLASS_FOLDERS,
+    OUTSIDE_SPLIT_FOLDERS,
     PARTS,
     SPLIT_OF,
     TO_READ_HEIC,
@@ -44,8 +44,8 @@ from recollect.data.tables import read_csv, relative_to
 
 _REMEDIES = {
     "HEIC": TO_READ_HEIC,
-    BESIDE: "Put each image into a folder named after its class",
-    BESIDE_SPLITS: "Put images beside the split folders into a class folder of a split",
+    OUTSIDE_CLASS_FOLDERS: "Put each image into a folder named after its class",
+    OUTSIDE_SPLIT_FOLDERS: "Put images beside the split folders into a class folder of a split",
 }
 
 CLASS_SPLITS = ("balanced", "alphabet")
@@ -101,7 +101,7 @@ def read(
             )
     if root.is_file() and csv is None:
         if root.suffix.lower() in IMAGE_SUFFIXES:
-            raise SOURCE.trouble(f"{root} is an image. Give a folder with one folder per class.")
+            raise SOURCE.layout_error(f"{root} is an image. Give a folder with one folder per class.")
         root, csv = root.parent, root.name
     split = SPLIT_OF.get(split.lower(), split)
     unused: list[LeftOut] = []
@@ -191,16 +191,16 @@ def _rows(
     if csv is not None or not any(part for _, _, part in rows):  # of split folders, only the requested one was read
         known[key] = rows, list(left_out)
     if not rows and csv is not None:
-        raise SOURCE.trouble(f"{root / csv} lists no images.")
+        raise SOURCE.layout_error(f"{root / csv} lists no images.")
     reasons = Counter() if rows else Counter([each.reason for each in left_out])
-    if not rows and reasons[BESIDE]:
-        raise SOURCE.trouble(
-            f"{root} has {number_of(reasons[BESIDE], 'image')} but no class folders. Give a folder with one folder per class; "
+    if not rows and (loose := reasons[OUTSIDE_CLASS_FOLDERS]):
+        raise SOURCE.layout_error(
+            f"{root} has {number_of(loose, 'image')} but no class folders. Give a folder with one folder per class; "
             f"if {root.name or 'this'} is one of the classes, give the folder that contains it."
         )
     if not rows:
         lost = f"; left out: {counted(reasons)}" if reasons else ""
-        raise SOURCE.trouble(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}{lost}).")
+        raise SOURCE.layout_error(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}{lost}).")
     return rows
 
 
@@ -243,7 +243,7 @@ def _other_classes(rows: list[Row], root: Path, train_classes: Sequence[str]) ->
 def _csv_rows(root: Path, csv: Path, left_out: list[LeftOut]) -> Iterator[Row]:
     path = root / csv
     if not path.is_file():
-        raise SOURCE.trouble(f"{path} is missing.")
+        raise SOURCE.layout_error(f"{path} is missing.")
     seen: dict[str, tuple[int, Row]] = {}
     halves: set[bool] = set()
     for line, row in read_csv(path, ("path", "label"), ("split",)):
@@ -265,7 +265,7 @@ def _csv_rows(root: Path, csv: Path, left_out: list[LeftOut]) -> Iterator[Row]:
 
 def _folder_rows(root: Path, left_out: list[LeftOut], split: str, nested: bool) -> Iterator[Row]:
     if not root.is_dir():
-        raise SOURCE.trouble(f"{root} is not a folder.")
+        raise SOURCE.layout_error(f"{root} is not a folder.")
     parts = find_parts(root)
     if not parts and not nested and (inner := find_inner_classes(root)) is not None:
         raise DataError(inner.question())

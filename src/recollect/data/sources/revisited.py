@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.reading import TEXT_LIMIT, read_bytes
 from recollect.data.image_set import ImageSet
-from recollect.data.registry import Counts, Source, make_set, refuse_if_sealed, without_missing
+from recollect.data.registry import Counts, Source, check_split_allowed, make_set, without_missing
 from recollect.data.tables import need, read_lines
 
 UNLABELLED = "unlabelled"
@@ -73,7 +73,7 @@ def load_revisited(name: str, root: Path | str) -> RevisitedBenchmark:
     Raises:
         DataError: files are missing: leaving images out would shift the indices.
     """
-    refuse_if_sealed(name)
+    check_split_allowed(name)
     if name not in _BENCHMARKS:
         raise ConfigError(f"there is no benchmark {name!r}: choose one of {', '.join(_BENCHMARKS)}.")
     benchmark = _read_benchmark(_BENCHMARKS[name], Path(root))
@@ -84,7 +84,7 @@ def load_revisited(name: str, root: Path | str) -> RevisitedBenchmark:
 
 def _read_benchmark(source: Source, root: Path) -> RevisitedBenchmark:
     if not root.is_dir():
-        raise source.trouble(f"there is no folder {root}.")
+        raise source.layout_error(f"there is no folder {root}.")
     parsed = _parse_sfm(source, root) if source.name == SFM_NAME else _parse_revisited(source, root)
 
     def images(split: str, names: Sequence[str], boxes: NDArray[np.float64] | None) -> ImageSet:
@@ -101,7 +101,7 @@ def _read_benchmark(source: Source, root: Path) -> RevisitedBenchmark:
 
 def load_distractors(root: Path | str) -> ImageSet:
     """The million images of R1M, to be appended to a database."""
-    refuse_if_sealed("the distractors")
+    check_split_allowed("the distractors")
     return without_missing(R1M, _read_distractors(Path(root), "distractors"), "error")
 
 
@@ -233,7 +233,7 @@ def load_sfm_pairs(root: Path | str, part: str = "whiten") -> MatchingPairs:
     Raises:
         DataError: files are missing, or the file is damaged or not a list of pairs.
     """
-    refuse_if_sealed(f"sfm120k/{part}", "train" if part == "whiten" else part)
+    check_split_allowed(f"sfm120k/{part}", "train" if part == "whiten" else part)
     if part not in PAIRS:
         raise ConfigError(f"SfM-120k has no pairs {part!r}: choose one of {', '.join(PAIRS)}.")
     root, file = Path(root), f"{SFM}-whiten.pkl" if part == "whiten" else f"{SFM}.pkl"

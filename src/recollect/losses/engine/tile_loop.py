@@ -297,13 +297,13 @@ class _TiledLoss(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         queries, references, *grads = ctx.saved_tensors  # type: ignore[attr-defined]
         scaled = [
-            None if grad is None else _Once.apply(grad, grad_outputs[0], queries, references).to(side.dtype)
+            None if grad is None else _FirstOrderOnly.apply(grad, grad_outputs[0], queries, references).to(side.dtype)
             for grad, side in zip(grads, (queries, references), strict=True)
         ]
         return (*scaled, None, None, None, None, None)
 
 
-class _Once(torch.autograd.Function):
+class _FirstOrderOnly(torch.autograd.Function):
     """``gradient · factor``; it keeps its inputs, so that a second derivative raises a clear error."""
 
     @staticmethod

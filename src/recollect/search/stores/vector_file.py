@@ -235,7 +235,7 @@ def embed_catalogue(
     read = [row for row in range(len(rows)) if row not in skipped]
     if not read:
         raise DataError("none of the images could be read.")
-    source = {**encoder.note, "fingerprint": encoder.fingerprint, **({} if dim is None else {"dim": dim})}
+    source = {**encoder.provenance, "fingerprint": encoder.fingerprint, **({} if dim is None else {"dim": dim})}
     if left_out := dict(Counter(listed.left_out) + Counter(error.kind for error in skipped.values())):
         source["left_out"] = left_out
     if "HEIC" in listed.left_out:
