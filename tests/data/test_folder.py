@@ -211,7 +211,7 @@ def test_no_class_takes_the_photos_of_others_by_a_link(tmp_path: Path, target: s
     assert list(images.names) == ["a/1.png", "a/more/3.png", "b/1.png", "b/deep/2.png"]
     listed = list_images([root])
     assert listed.labels == ["a", "a", "b", "b"]
-    assert sum(listed.left_out.values()) == 1
+    assert sum(listed.skipped.values()) == 1
 
 
 def test_a_class_folder_that_is_a_link_to_another_is_left_out(tmp_path: Path) -> None:

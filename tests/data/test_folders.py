@@ -61,7 +61,7 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     touch(tmp_path, "b.png", "a.png", ".hidden.png")
     (tmp_path / "read.me").write_text("x")
     found = list_images([tmp_path])
-    assert (found.names, found.labels, found.left_out) == (["a.png", "b.png"], None, {"not an image": 1})
+    assert (found.names, found.labels, found.skipped) == (["a.png", "b.png"], None, {"not an image": 1})
 
 
 def test_links_out_of_a_folder_are_followed(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_an_image_that_is_given_twice_is_listed_once_with_its_class(tmp_path: Pa
         "other.png": "",
     }
     assert len(found.paths) == 6, "the two names of one file in one folder are two images"
-    assert found.left_out == {"given twice": 3 + 1 + 1 + 1 + 2, "not an image": 1}
+    assert found.skipped == {"given twice": 3 + 1 + 1 + 1 + 2, "not an image": 1}
 
 
 def test_a_null_character_in_a_list_is_left_to_the_reader(tmp_path: Path) -> None:
@@ -166,4 +166,4 @@ def test_a_dead_link_is_left_out(tmp_path: Path) -> None:
         (tmp_path / "in" / name).symlink_to(target)
     found = list_images([tmp_path / "in"])
     assert found.names == ["a.png"]
-    assert found.left_out == {"broken link": 2}
+    assert found.skipped == {"broken link": 2}

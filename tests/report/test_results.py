@@ -182,8 +182,8 @@ def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> No
     assert later.trained.evaluation.metrics == whole.trained.evaluation.metrics
     assert any("not available" in remark for remark in later.remarks)
     assert [whole.images.names[place] for place in whole.copies] == ["test/test-00/00.png"]
-    assert whole.left_out == ["1 class that was trained on"]
-    assert (later.left_out, later.copies) == (whole.left_out, whole.copies)
+    assert whole.excluded == ["1 class that was trained on"]
+    assert (later.excluded, later.copies) == (whole.excluded, whole.copies)
     shutil.rmtree(folder / "report")
     with pytest.raises(RecollectError):
         evaluate_run(read_run(folder))
@@ -220,7 +220,7 @@ def test_unreadable_images_are_left_out_for_all(made: Path, tmp_path: Path) -> N
     assert found.trained is not None
     assert np.isfinite(found.trained.vectors).all()
     assert len(found.trained.vectors) == len(found.images.labels) == 29
-    assert "1 image that cannot be read" in found.left_out
+    assert "1 image that cannot be read" in found.excluded
 
 
 def test_pretrained_networks_start_without_the_new_layer(runs: Path) -> None:

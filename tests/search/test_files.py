@@ -93,4 +93,4 @@ def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [file.id for file in listing.images] == ["away/class0/0.png", "away/class0/1.png", "class0/0.png"]
     assert listing.remarks[0].endswith("up: skipped (link to a parent folder).")
     assert "1 HEIC image is skipped" in listing.remarks[1]
-    assert listing.left_out == {"HEIC": 1, "not an image": 1, "link to a parent folder": 1}
+    assert listing.skipped == {"HEIC": 1, "not an image": 1, "link to a parent folder": 1}

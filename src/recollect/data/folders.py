@@ -29,7 +29,7 @@ GIVEN_TWICE = "given twice"
 TO_READ_HEIC = 'To read HEIC:  pip install "recollect[heic]"'
 
 
-class LeftOut(NamedTuple):
+class SkippedFile(NamedTuple):
     """A file or folder that is not used, and why, in a few words for counting."""
 
     name: str
@@ -37,7 +37,7 @@ class LeftOut(NamedTuple):
 
 
 def class_images(
-    root: Path, part: str, left_out: list[LeftOut], *, loose: bool = False, parts: Collection[str] = ()
+    root: Path, part: str, skipped: list[SkippedFile], *, loose: bool = False, parts: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
     """Path relative to ``root`` and class of every image in the class folders below ``root/part`` (or ``root``), sorted.
 
@@ -47,7 +47,7 @@ def class_images(
     Args:
         root: the folder that paths are relative to.
         part: the folder of the class folders, or "".
-        left_out: gets the files that are left out.
+        skipped: gets the files that are left out.
         loose: include images next to the class folders, without a class, instead of leaving them out.
         parts: folders of ``root`` that contain class folders themselves.
     """
@@ -66,15 +66,15 @@ def class_images(
     for entry in entries:
         name = f"{part}/{entry.name}" if part else entry.name
         if entry.name in parts:
-            yield from class_images(root, entry.name, left_out, loose=loose)
+            yield from class_images(root, entry.name, skipped, loose=loose)
         elif is_folder(entry):
-            for image in _walk(root, name, left_out, frozenset(above), owners, entry.name):
+            for image in _walk(root, name, skipped, frozenset(above), owners, entry.name):
                 yield image, entry.name
-        elif _is_image(entry, name, left_out):
+        elif _is_image(entry, name, skipped):
             if loose:
                 yield name, ""
             else:
-                left_out.append(LeftOut(name, OUTSIDE_CLASS_FOLDERS))
+                skipped.append(SkippedFile(name, OUTSIDE_CLASS_FOLDERS))
 
 
 def _is_of_another(owners: Mapping[str, str], label: str, real: str) -> bool:
@@ -84,26 +84,26 @@ def _is_of_another(owners: Mapping[str, str], label: str, real: str) -> bool:
 
 
 def _walk(
-    root: Path, folder: str, left_out: list[LeftOut], above: frozenset[str], owners: Mapping[str, str], label: str
+    root: Path, folder: str, skipped: list[SkippedFile], above: frozenset[str], owners: Mapping[str, str], label: str
 ) -> Iterator[str]:
     """Every image below ``root/folder``, which belongs to the class ``label``."""
     real = os.path.realpath(root / folder)
     if real in above:
-        left_out.append(LeftOut(folder, "link to a parent folder"))
+        skipped.append(SkippedFile(folder, "link to a parent folder"))
         return
     if (root / folder).is_symlink() and _is_of_another(owners, label, real):
-        left_out.append(LeftOut(folder, "link to another class"))
+        skipped.append(SkippedFile(folder, "link to another class"))
         return
     for entry in sorted(visible_entries(root / folder), key=attrgetter("name")):
         name = f"{folder}/{entry.name}"
         if is_folder(entry):
-            yield from _walk(root, name, left_out, above | {real}, owners, label)
-        elif _is_image(entry, name, left_out):
+            yield from _walk(root, name, skipped, above | {real}, owners, label)
+        elif _is_image(entry, name, skipped):
             yield name
 
 
-def _is_image(entry: os.DirEntry[str], name: str, left_out: list[LeftOut]) -> bool:
-    """Whether a file is an image to use; if not, it is added to ``left_out``."""
+def _is_image(entry: os.DirEntry[str], name: str, skipped: list[SkippedFile]) -> bool:
+    """Whether a file is an image to use; if not, it is added to ``skipped``."""
     suffix = Path(entry.name).suffix.lower()
     reason = ""
     if suffix not in IMAGE_SUFFIXES:
@@ -113,15 +113,15 @@ def _is_image(entry: os.DirEntry[str], name: str, left_out: list[LeftOut]) -> bo
     elif not os.path.isfile(entry.path):  # noqa: PTH113 (False for a link to itself)
         reason = "broken link" if entry.is_symlink() else "not a file"
     if reason:
-        left_out.append(LeftOut(name, reason))
+        skipped.append(SkippedFile(name, reason))
     return not reason
 
 
-def leave_out_beside_splits(entries: Sequence[os.DirEntry[str]], left_out: list[LeftOut]) -> None:
+def leave_out_beside_splits(entries: Sequence[os.DirEntry[str]], skipped: list[SkippedFile]) -> None:
     """Add the files among ``entries``, which are next to the split folders and not used."""
     for entry in entries:
-        if not is_folder(entry) and _is_image(entry, entry.name, left_out):
-            left_out.append(LeftOut(entry.name, OUTSIDE_SPLIT_FOLDERS))
+        if not is_folder(entry) and _is_image(entry, entry.name, skipped):
+            skipped.append(SkippedFile(entry.name, OUTSIDE_SPLIT_FOLDERS))
 
 
 PARTS: Mapping[str, frozenset[str]] = {
@@ -342,14 +342,14 @@ class Listed:
         names: relative to ``root`` if all come from one folder; otherwise as given.
         labels: the class of each, "" for an image outside class folders; None if there are no class folders.
         root: the one folder that was given.
-        left_out: how many files were left out, by reason; for an image that was given twice, the repetition.
+        skipped: how many files were left out, by reason; for an image that was given twice, the repetition.
     """
 
     paths: list[Path]
     names: list[str]
     labels: list[str] | None
     root: Path | None
-    left_out: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
 
 
 def list_images(inputs: Sequence[Path | str], *, on_bad_image: str = "error") -> Listed:
@@ -368,28 +368,28 @@ def list_images(inputs: Sequence[Path | str], *, on_bad_image: str = "error") ->
     given = [Path(item) for item in inputs]
     root = given[0].resolve() if len(given) == 1 and given[0].is_dir() else None
     given = given if root is None else [root]
-    left_out_of: dict[str, list[LeftOut]] = {}
+    left_out_of: dict[str, list[SkippedFile]] = {}
     found: list[_Found] = []
     for number, path in enumerate(given):
         here = left_out_of[_real(path)] = []
         found += [_Found(number, file, label) for file, label in _images_of(path, on_bad_image, here)]
-    left_out: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
     for folder, here in left_out_of.items():
         # The files of a folder inside another one that was given are counted there.
         if not any(str(above) in left_out_of for above in Path(folder).parents):
-            left_out.update(each.reason for each in here)
+            skipped.update(each.reason for each in here)
     if not found:
-        reason = f" ({counted(left_out)} left out)" if left_out else ""
+        reason = f" ({counted(skipped)} left out)" if skipped else ""
         raise DataError(f"there are no images to embed{reason}: give folders, image files or a .txt list of them.")
-    found = _once(found, left_out) if root is None else found
+    found = _once(found, skipped) if root is None else found
     paths, labels = [image.path for image in found], [image.label for image in found]
     names = [(path if root is None else path.relative_to(root)).as_posix() for path in paths]
     if any(labels):
-        return Listed(paths, names, labels, root, dict(left_out))
+        return Listed(paths, names, labels, root, dict(skipped))
     direct = {path.parent for path in paths}
     if (said := remark_on_siblings([path for path in given if path in direct])) is not None:
         warnings.warn(said, DataWarning, stacklevel=2)
-    return Listed(paths, names, None, root, dict(left_out))
+    return Listed(paths, names, None, root, dict(skipped))
 
 
 class _Found(NamedTuple):
@@ -400,13 +400,13 @@ class _Found(NamedTuple):
     label: str
 
 
-def _images_of(path: Path, on_bad_image: str, left_out: list[LeftOut]) -> Iterator[tuple[Path, str]]:
+def _images_of(path: Path, on_bad_image: str, skipped: list[SkippedFile]) -> Iterator[tuple[Path, str]]:
     """The images of one input with their classes, "" for none."""
     if path.is_dir():
         parts = find_parts(path, instead="list its images in a .txt file, which gives them no classes")
         if not parts and (inner := find_inner_classes(path)) is not None:
             warnings.warn(inner.remark(), DataWarning, stacklevel=4)
-        for name, label in class_images(path, "", left_out, loose=True, parts=frozenset(parts.values())):
+        for name, label in class_images(path, "", skipped, loose=True, parts=frozenset(parts.values())):
             yield path / name, label
     elif path.suffix.lower() == ".txt":
         if not path.is_file():
@@ -432,7 +432,7 @@ def _images_of(path: Path, on_bad_image: str, left_out: list[LeftOut]) -> Iterat
         raise DataError(f"{printable(str(path))}: no such file or folder.")
 
 
-def _once(found: Sequence[_Found], left_out: Counter[str]) -> list[_Found]:
+def _once(found: Sequence[_Found], skipped: Counter[str]) -> list[_Found]:
     """Each image once, at its first place, with the first class it has; repetitions are counted.
 
     Links with different names to one file, inside one folder or list, are different images, as when it is given alone.
@@ -446,7 +446,7 @@ def _once(found: Sequence[_Found], left_out: Counter[str]) -> list[_Found]:
             same.append(len(kept))
             kept.append(image)
             continue
-        left_out[GIVEN_TWICE] += 1
+        skipped[GIVEN_TWICE] += 1
         for i in same:
             kept[i] = kept[i]._replace(label=kept[i].label or image.label)
     return kept
@@ -469,12 +469,12 @@ def counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items(), key=lambda c: (-c[1], c[0])))
 
 
-def summary(used: int, left_out: Mapping[str, int], held_out: int = 0) -> str:
+def summary(used: int, skipped: Mapping[str, int], held_out: int = 0) -> str:
     """One line that says how many files of a folder are used and how many are left out.
 
     Args:
         used: images that are used.
-        left_out: files that are not used, by reason, including images that could not be read.
+        skipped: files that are not used, by reason, including images that could not be read.
         held_out: classes kept for testing.
 
     Examples:
@@ -482,8 +482,8 @@ def summary(used: int, left_out: Mapping[str, int], held_out: int = 0) -> str:
         '1,053 images used; 12 left out: 10 HEIC, 1 broken, 1 not an image; 13 classes held out for testing'
     """
     parts = [f"{number_of(used, 'image')} used"]
-    if total := sum(left_out.values()):
-        parts.append(f"{total:,} left out: {counted(left_out)}")
+    if total := sum(skipped.values()):
+        parts.append(f"{total:,} left out: {counted(skipped)}")
     if held_out:
         parts.append(f"{number_of(held_out, 'class')} held out for testing")
     return "; ".join(parts)

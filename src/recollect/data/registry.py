@@ -254,9 +254,9 @@ def without_missing(source: Source, images: ImageSet, on_bad_image: str) -> Imag
     if len(missing) == len(images):
         raise source.layout_error(f"{what}.")
     warnings.warn(f"{source.name}: {what}; they are left out.", DataWarning, stacklevel=3)
-    left_out = {**images.facts.get("left_out", {}), "missing": len(missing)}
+    skipped = {**images.facts.get("left_out", {}), "missing": len(missing)}
     present = images.subset(np.setdiff1d(np.arange(len(images)), missing))
-    return replace(present, facts={**images.facts, "left_out": left_out})
+    return replace(present, facts={**images.facts, "left_out": skipped})
 
 
 def make_set(

@@ -52,7 +52,7 @@ from recollect.inference.models import LoadedModel, open_model
 from recollect.inference.store import set_digest
 from recollect.inference.test_sets import TestSet, as_test_set, evaluation_ks, load_test, name_of_test, published_row
 from recollect.inference.training_record import read_trained_on
-from recollect.inference.vectors import BATCH, embed_set, files_left_out
+from recollect.inference.vectors import BATCH, embed_set, skipped_files
 from recollect.losses.matryoshka import prefix_lengths, unit_rows
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 from recollect.models.saving import is_hub_address
@@ -193,7 +193,7 @@ def embed_test(
         "image_size": preprocessing.max_side if preprocessing.resize is None else preprocessing.size,
         "distractors": 0 if not with_them else str(distractors or "revisitop1m"),
         "skipped": [{"name": bad.name, "reason": bad.reason} for bad in skipped],
-        "left_out": files_left_out(test.images, skipped),
+        "left_out": skipped_files(test.images, skipped),
         **({} if test.benchmark is not None else test.as_dict()),
     }
     found.identity |= {

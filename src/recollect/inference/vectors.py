@@ -386,7 +386,7 @@ def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet, *, on
     raise DataError(f"{images.name}: none of the {len(images):,} images can be read: check the files.")
 
 
-def files_left_out(images: ImageSet, skipped: Sequence[BadImage]) -> dict[str, int]:
+def skipped_files(images: ImageSet, skipped: Sequence[BadImage]) -> dict[str, int]:
     """Unused files by reason: left out by the source, or unreadable."""
     return dict(Counter(images.facts.get("left_out", {})) + Counter(bad.kind for bad in skipped))
 
@@ -398,5 +398,5 @@ def describe_unreadable(images: ImageSet, unread: Mapping[str, BadImage]) -> str
         return None
     left = {int(label) for name, label in zip(images.names, images.labels, strict=True) if name not in unread}
     lost = [images.class_names[label] for label in np.unique(images.labels).tolist() if label not in left]
-    said = summary(len(images) - len(bad), files_left_out(images, bad))
+    said = summary(len(images) - len(bad), skipped_files(images, bad))
     return f"{said}; no image of {some_names(lost)} can be read" if lost else said

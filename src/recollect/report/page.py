@@ -47,7 +47,7 @@ class Comparison:
     sampled: list[ModelResult]
     neighbours: Neighbours
     findings: checks.Findings
-    left_out: list[str]
+    excluded: list[str]
 
 
 def write_report(
@@ -188,8 +188,8 @@ def _compare(
     findings = checks.find_all(
         primary.vectors, sample, neighbours, training, trained_on=trained_on, copies=copies, most=most, before=before
     )
-    left_out = list(dict.fromkeys(reason for _, one in same for reason in one.left_out))
-    return Comparison(images, models, sample, sampled, neighbours, findings, left_out)
+    excluded = list(dict.fromkeys(reason for _, one in same for reason in one.excluded))
+    return Comparison(images, models, sample, sampled, neighbours, findings, excluded)
 
 
 def _page(
@@ -239,13 +239,13 @@ def _page(
         states = f"This run is {runs[0].status}."
     elif all(run.finished for run in runs):
         states = "All runs are finished."
-    left_out = [] if compared is None else compared.left_out
+    excluded = [] if compared is None else compared.excluded
     body = render(
         "report.html",
         heading=heading,
         introduction=introduction,
         headline=tables.headline(means),
-        verdict=tables.verdict_section(runs, means, images, left_out, apart),
+        verdict=tables.verdict_section(runs, means, images, excluded, apart),
         states=states,
         version=__version__,
         date=f"{datetime.now():%-d %B %Y}",

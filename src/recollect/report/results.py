@@ -46,7 +46,7 @@ from recollect.inference.training_record import (
     merge_records,
     read_trained_on,
 )
-from recollect.inference.vectors import embed_set, files_left_out
+from recollect.inference.vectors import embed_set, skipped_files
 from recollect.search.encoder import fingerprint
 from recollect.training.run import RunFolder
 
@@ -257,21 +257,21 @@ class ReportImages:
 class CachedVectors:
     """The content of ``vectors.npz``: images, vectors before and after training, and values that show if it is outdated.
 
-    ``left_out``: what is not included, as sentences. ``copies``: names of images that were trained on.
+    ``excluded``: what is not included, as sentences. ``copies``: names of images that were trained on.
     """
 
     images: ReportImages
     vectors: dict[str, NDArray[np.float32]]
     keys: dict[str, str]
     words: dict[str, str]
-    left_out: list[str] = field(default_factory=list)
+    excluded: list[str] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)
 
     def write(self, path: Path, remarks: list[str]) -> None:
         """Keep the vectors for the next report."""
         images = self.images
         facts = {"data": images.data, "split": images.split, "whole": images.whole, "keys": self.keys}
-        facts |= {"words": self.words, "left_out": self.left_out, "copies": self.copies}
+        facts |= {"words": self.words, "left_out": self.excluded, "copies": self.copies}
         try:
             with atomic_write(path) as file:
                 np.savez(
@@ -298,10 +298,10 @@ class CachedVectors:
             images = ReportImages(facts["data"], facts["split"], names, labels, class_names, int(facts["whole"]))
             vectors = {name[8:]: rows for name, rows in archive.items() if name.startswith("vectors_")}
             keys, words = ({str(k): str(v) for k, v in facts.get(key, {}).items()} for key in ("keys", "words"))
-            left_out, copies = ([str(value) for value in facts.get(key, [])] for key in ("left_out", "copies"))
+            excluded, copies = ([str(value) for value in facts.get(key, [])] for key in ("left_out", "copies"))
             sound = all(rows.ndim == 2 and len(rows) == len(names) == len(labels) for rows in vectors.values())
             if sound and 0 <= labels.min() <= labels.max() < len(class_names):
-                return cls(images, vectors, keys, words, left_out, copies)
+                return cls(images, vectors, keys, words, excluded, copies)
         except (DataError, KeyError, ValueError, TypeError, AttributeError):
             pass
         remarks.append(f"The vectors kept in {path} are damaged and are not used.")
@@ -355,7 +355,7 @@ class RunResults:
     """Results of a run's weights on its test images.
 
     Attributes:
-        left_out: images not included in the numbers, and why, as sentences. copies: images that were trained on.
+        excluded: images not included in the numbers, and why, as sentences. copies: images that were trained on.
     """
 
     images: ReportImages
@@ -363,7 +363,7 @@ class RunResults:
     trained: ModelResult | None
     init_key: str
     remarks: list[str]
-    left_out: list[str]
+    excluded: list[str]
     copies: list[int]
 
 
@@ -425,7 +425,7 @@ def evaluate_run(
     vectors = CachedVectors(about, {}, {"images": set_digest(images, keys)}, {})
     if screened.excluded:
         classes_left_out = "class that was trained on/classes that were trained on"
-        vectors.left_out.append(number_of(len(screened.trained_classes), classes_left_out))
+        vectors.excluded.append(number_of(len(screened.trained_classes), classes_left_out))
     seen = bool(screened.trained_classes) and not screened.excluded  # no class is new
     if record is not None and not seen:
         trained_keys = {key.tobytes() for key in record.keys}
@@ -451,11 +451,11 @@ def evaluate_run(
         remarks += [f"Cannot be read, and left out: {bad}" for bad in skipped[:20]]
         vectors.vectors[name], vectors.words[name] = embedded.rows, opened.weights
         vectors.keys[name] = fingerprint(opened.embedder)  # with the size of the images: results are reused by it
-    if files := files_left_out(whole, skipped):
+    if files := skipped_files(whole, skipped):
         remarks.append(f"{summary(len(images) - len(skipped), files)}.")
     earlier = CachedVectors.read(path, remarks)
-    facts = (vectors.keys, vectors.left_out, vectors.copies)
-    outdated = earlier is None or (earlier.keys, earlier.left_out, earlier.copies) != facts
+    facts = (vectors.keys, vectors.excluded, vectors.copies)
+    outdated = earlier is None or (earlier.keys, earlier.excluded, earlier.copies) != facts
     if outdated and len(images) <= _MOST_CACHED:
         vectors.write(path, remarks)
     return _evaluate(run, vectors, list(dict.fromkeys(remarks)), cache, seen)
@@ -503,12 +503,12 @@ def _evaluate(
 
     ``seen``: the run was trained on all classes of the test, so that it is not a test.
     """
-    images, vectors, left_out = cached.images, dict(cached.vectors), []
+    images, vectors, excluded = cached.images, dict(cached.vectors), []
     readable = np.ones(len(images.names), bool)
     for rows in vectors.values():
         readable &= np.isfinite(rows).all(axis=1)
     if not readable.all():
-        left_out.append(number_of(int((~readable).sum()), "image that cannot be read/images that cannot be read"))
+        excluded.append(number_of(int((~readable).sum()), "image that cannot be read/images that cannot be read"))
         images = images.subset(np.flatnonzero(readable))
         vectors = {name: rows[readable] for name, rows in vectors.items()}
     published = {k for row in published_tests(run.setting("published")).values() for k in published_ks(row)}
@@ -534,11 +534,11 @@ def _evaluate(
     one = after or before
     if one is not None and (alone := len(images.names) - one.evaluation.counted):
         several = "queries without a positive: the only images of their classes"
-        left_out.append(number_of(alone, f"query without a positive: the only image of its class/{several}"))
+        excluded.append(number_of(alone, f"query without a positive: the only image of its class/{several}"))
     trained_on = set(cached.copies)
     copies = [place for place, name in enumerate(images.names) if name in trained_on]
     key = cached.keys.get("init", "")
-    return RunResults(images, before, after, key, remarks, [*left_out, *cached.left_out], copies)
+    return RunResults(images, before, after, key, remarks, [*excluded, *cached.excluded], copies)
 
 
 def training_images(run: Run, limit: int | None, root: str | None = None) -> tuple[ImageSet | None, int]:

@@ -78,7 +78,7 @@ def verdict_section(
     runs: Sequence[Run],
     models: Sequence[ModelResult],
     images: ReportImages | None,
-    left_out: Sequence[str],
+    excluded: Sequence[str],
     apart: Sequence[Run] = (),
 ) -> Markup | None:
     """Every run against its starting weights, then against the first run; then the number of queries and classes.
@@ -111,7 +111,7 @@ def verdict_section(
         over=measured_over(images, models[-1].evaluation),
         spread=models[-1].spread,
         averages=_averages(models),
-        left_out=left_out,
+        excluded=excluded,
         times=_times(runs),
         unbroken=_unbroken,
         settings=len(settings_of(runs)),

@@ -16,7 +16,7 @@ from PIL import Image
 from recollect.common.errors import DataError, InputError
 from recollect.common.images import IMAGE_SUFFIXES, file_sha256
 from recollect.common.text import number_of
-from recollect.data.folders import TO_READ_HEIC, LeftOut, class_images, find_inner_classes, find_parts
+from recollect.data.folders import TO_READ_HEIC, SkippedFile, class_images, find_inner_classes, find_parts
 from recollect.data.tables import read_csv, relative_to
 
 _EXPECTED = ("not an image", "HEIC")
@@ -40,13 +40,13 @@ class ImageListing:
         source: the folder or the file.
         images: those that exist.
         remarks: messages about skipped files, and about labels that are not clear.
-        left_out: the number of skipped files, by reason.
+        skipped: the number of skipped files, by reason.
     """
 
     source: Path
     images: list[IndexedFile] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
 
 
 def list_images(source: Path | str, *, prefix: str = "", labels: bool = True) -> ImageListing:
@@ -83,8 +83,8 @@ def list_images(source: Path | str, *, prefix: str = "", labels: bool = True) ->
 
 
 def _folder(listing: ImageListing, prefix: str, labels: bool) -> Iterator[IndexedFile]:
-    root, remarks, left_out = listing.source, listing.remarks, listing.left_out
-    unused: list[LeftOut] = []
+    root, remarks, skipped = listing.source, listing.remarks, listing.skipped
+    unused: list[SkippedFile] = []
     split_of: dict[str, str] = {}
     if labels:
         try:
@@ -95,7 +95,7 @@ def _folder(listing: ImageListing, prefix: str, labels: bool) -> Iterator[Indexe
             remarks.append(inner.remark(tables=True))
     for name, label in class_images(root, "", unused, loose=True, parts=split_of):
         if any("\ud800" <= character <= "\udfff" for character in name):
-            unused.append(LeftOut(name, "name not UTF-8"))
+            unused.append(SkippedFile(name, "name not UTF-8"))
             continue
         metadata = {"name": name.split("/")[-1]}
         if (part := split_of.get(name.split("/")[0])) is not None:
@@ -103,15 +103,15 @@ def _folder(listing: ImageListing, prefix: str, labels: bool) -> Iterator[Indexe
         if labels and label:
             metadata["label"] = label
         yield IndexedFile(prefix + name, root / name, metadata)
-    left_out.update(each.reason for each in unused)
+    skipped.update(each.reason for each in unused)
     remarks += [f"{root / name}: skipped ({reason})." for name, reason in unused if reason not in _EXPECTED]
-    if left_out["HEIC"]:
-        count = number_of(left_out["HEIC"], "HEIC image is/HEIC images are")
+    if skipped["HEIC"]:
+        count = number_of(skipped["HEIC"], "HEIC image is/HEIC images are")
         remarks.append(f"{root}: {count} skipped. {TO_READ_HEIC}.")
 
 
 def _csv(listing: ImageListing, prefix: str) -> Iterator[IndexedFile]:
-    path, remarks, left_out = listing.source, listing.remarks, listing.left_out
+    path, remarks, skipped = listing.source, listing.remarks, listing.skipped
     seen: dict[str, int] = {}
     for line, row in read_csv(path, ("path",), ("id", "label"), others=True):
         name = relative_to(path.parent, row.pop("path"))
@@ -123,11 +123,11 @@ def _csv(listing: ImageListing, prefix: str) -> Iterator[IndexedFile]:
             columns = {column: value for column, value in row.items() if column and value}
             yield IndexedFile(identity, path.parent / name, {"name": Path(name).name, **columns})
             continue
-        left_out["missing"] += 1
-        if left_out["missing"] <= 5:
+        skipped["missing"] += 1
+        if skipped["missing"] <= 5:
             remarks.append(f"{path}, line {line}: {name} does not exist; skipped.")
-    if left_out["missing"] > 5:
-        remarks.append(f"{path}: {left_out['missing']:,} files do not exist in total.")
+    if skipped["missing"] > 5:
+        remarks.append(f"{path}: {skipped['missing']:,} files do not exist in total.")
 
 
 def stamp_of(path: Path) -> str:

@@ -309,7 +309,7 @@ class Index:
         with self.store.writing(wait):
             changes = sync_images(self.store, self._tidied(), self._embed, listing, prune=prune, rehash=rehash)
         changes.skipped[:0] = listing.remarks
-        changes.left_out = dict(listing.left_out + Counter(changes.left_out))
+        changes.left_out = dict(listing.skipped + Counter(changes.left_out))
         return changes
 
     def _embed(self, images: Sequence[Any], on_bad: OnBad) -> NDArray[np.float32]:

@@ -30,7 +30,7 @@ from recollect.data.folders import (
     PARTS,
     SPLIT_OF,
     TO_READ_HEIC,
-    LeftOut,
+    SkippedFile,
     class_images,
     counted,
     find_inner_classes,
@@ -104,12 +104,12 @@ def read(
             raise SOURCE.layout_error(f"{root} is an image. Give a folder with one folder per class.")
         root, csv = root.parent, root.name
     split = SPLIT_OF.get(split.lower(), split)
-    unused: list[LeftOut] = []
+    unused: list[SkippedFile] = []
     pooled = test_share is not None or train_classes is not None
     rows = _rows(root, csv, unused, "all" if pooled else split, nested=nested)
-    left_out = Counter([each.reason for each in unused])
+    skipped = Counter([each.reason for each in unused])
     parts = [] if pooled else sorted({part for _, _, part in rows} - {""})
-    facts: dict[str, Any] = {"left_out": dict(left_out)}
+    facts: dict[str, Any] = {"left_out": dict(skipped)}
     taken = ""
     if split == "all":
         chosen = rows
@@ -157,7 +157,7 @@ def find_splits(root: Path, *, csv: str | Path | None = None, nested: bool = Fal
 
 
 Row = tuple[str, str, str]  # path relative to the root, class, split or ""
-_listings: dict[tuple[object, ...], tuple[list[Row], list[LeftOut]]] | None = None
+_listings: dict[tuple[object, ...], tuple[list[Row], list[SkippedFile]]] | None = None
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def listed_once() -> Iterator[None]:
 def _rows(
     root: Path,
     csv: str | Path | None,
-    left_out: list[LeftOut],
+    skipped: list[SkippedFile],
     split: str = "all",
     *,
     nested: bool = False,
@@ -182,17 +182,17 @@ def _rows(
     known, key = {} if _listings is None else _listings, (root, csv, nested)
     if key in known:
         rows, unused = known[key]
-        left_out.extend(unused)
+        skipped.extend(unused)
         return rows
     if csv is not None:
-        rows = list(_csv_rows(root, Path(csv), left_out))
+        rows = list(_csv_rows(root, Path(csv), skipped))
     else:
-        rows = list(_folder_rows(root, left_out, split, nested))
+        rows = list(_folder_rows(root, skipped, split, nested))
     if csv is not None or not any(part for _, _, part in rows):  # of split folders, only the requested one was read
-        known[key] = rows, list(left_out)
+        known[key] = rows, list(skipped)
     if not rows and csv is not None:
         raise SOURCE.layout_error(f"{root / csv} lists no images.")
-    reasons = Counter() if rows else Counter([each.reason for each in left_out])
+    reasons = Counter() if rows else Counter([each.reason for each in skipped])
     if not rows and (loose := reasons[OUTSIDE_CLASS_FOLDERS]):
         raise SOURCE.layout_error(
             f"{root} has {number_of(loose, 'image')} but no class folders. Give a folder with one folder per class; "
@@ -240,7 +240,7 @@ def _other_classes(rows: list[Row], root: Path, train_classes: Sequence[str]) ->
     return frozenset(here - wanted)
 
 
-def _csv_rows(root: Path, csv: Path, left_out: list[LeftOut]) -> Iterator[Row]:
+def _csv_rows(root: Path, csv: Path, skipped: list[SkippedFile]) -> Iterator[Row]:
     path = root / csv
     if not path.is_file():
         raise SOURCE.layout_error(f"{path} is missing.")
@@ -255,7 +255,7 @@ def _csv_rows(root: Path, csv: Path, left_out: list[LeftOut]) -> Iterator[Row]:
                 "one of the two."
             )
         if first != line:
-            left_out.append(LeftOut(name, LISTED_TWICE))
+            skipped.append(SkippedFile(name, LISTED_TWICE))
             continue
         halves.add(bool(part))
         if len(halves) > 1:
@@ -263,14 +263,14 @@ def _csv_rows(root: Path, csv: Path, left_out: list[LeftOut]) -> Iterator[Row]:
         yield name, row["label"], part
 
 
-def _folder_rows(root: Path, left_out: list[LeftOut], split: str, nested: bool) -> Iterator[Row]:
+def _folder_rows(root: Path, skipped: list[SkippedFile], split: str, nested: bool) -> Iterator[Row]:
     if not root.is_dir():
         raise SOURCE.layout_error(f"{root} is not a folder.")
     parts = find_parts(root)
     if not parts and not nested and (inner := find_inner_classes(root)) is not None:
         raise DataError(inner.question())
     if not parts:
-        for name, label in class_images(root, "", left_out):
+        for name, label in class_images(root, "", skipped):
             yield name, label, ""
         return
     beside = [entry for entry in visible_entries(root) if entry.name not in parts.values()]
@@ -284,9 +284,9 @@ def _folder_rows(root: Path, left_out: list[LeftOut], split: str, nested: bool) 
     reading = [wanted] if wanted in parts else list(parts)
     # Files beside the splits belong to none of them. Only the first split counts them, so that no sum has them twice.
     if next(part for part in PARTS if part in parts) in reading:
-        leave_out_beside_splits(beside, left_out)
+        leave_out_beside_splits(beside, skipped)
     for part in reading:
-        for name, label in class_images(root, parts[part], left_out):
+        for name, label in class_images(root, parts[part], skipped):
             yield name, label, part
 
 

@@ -236,9 +236,9 @@ def embed_catalogue(
     if not read:
         raise DataError("none of the images could be read.")
     source = {**encoder.provenance, "fingerprint": encoder.fingerprint, **({} if dim is None else {"dim": dim})}
-    if left_out := dict(Counter(listed.left_out) + Counter(error.kind for error in skipped.values())):
+    if left_out := dict(Counter(listed.skipped) + Counter(error.kind for error in skipped.values())):
         source["left_out"] = left_out
-    if "HEIC" in listed.left_out:
+    if "HEIC" in listed.skipped:
         warnings.warn(f"{TO_READ_HEIC}.", DataWarning, stacklevel=2)
     if skipped:
         source["skipped"] = [
