@@ -78,7 +78,7 @@ def make_run(folder: Path, classes: int) -> None:
         rows = centres[images.labels] + np.float32(SCATTER[name]) * scatter
         store = VectorStore(_provenance(embedder, test_transform(embedder.preprocessing), "pooling"))
         for start in range(0, len(images), PART):
-            store.keep(keys[start : start + PART], rows[start : start + PART])
+            store.write(keys[start : start + PART], rows[start : start + PART])
 
 
 def measure(folder: Path) -> dict[str, object]:

@@ -83,7 +83,7 @@ def test_rows_that_are_not_numbers_are_handed_on_and_not_kept(tmp_path: Path) ->
     vectors = VectorStore({}, tmp_path)
     rows = vectors.rows(keys_of([5, 6, 7, 6]), compute)
     assert np.isnan(rows).any(axis=1).tolist() == [False, True, False, True]
-    assert VectorStore({}, tmp_path).known(keys_of([5, 6, 7])).tolist() == [True, False, True]
+    assert VectorStore({}, tmp_path).contains(keys_of([5, 6, 7])).tolist() == [True, False, True]
 
 
 def test_only_reading_writes_nothing(tmp_path: Path) -> None:

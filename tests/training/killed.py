@@ -18,7 +18,7 @@ from faults.trials import Arm
 from recollect.inference.store import VectorStore
 from recollect.training.trainer import Trainer
 
-PLACES: dict[str, tuple[Any, str]] = {"part": (VectorStore, "keep"), "step": (Trainer, "_step")}
+PLACES: dict[str, tuple[Any, str]] = {"part": (VectorStore, "write"), "step": (Trainer, "_step")}
 
 
 def signal_at(place: str, count: int, number: int = signal.SIGKILL) -> Arm:

@@ -144,7 +144,7 @@ def test_where_few_photos_can_be_read_the_closed_form_is_kept(root: Path, tmp_pa
     setup = prepare(own_photos(photos, **HEAD, **settings), CPU, Processes())
     setup = choose_start(setup, open_source(setup))
     assert (setup.config.run.steps, build(setup).steps) == (0, 0)
-    reasons = {setting.name: setting.reason for setting in setup.chosen}
+    reasons = {setting.name: setting.reason for setting in setup.auto_settings}
     assert "36 photos of 6 training classes are too few" in reasons["run.steps"]
     assert "36 photos of 6 training classes are too few" in reasons["model.shrinkage"]
 
@@ -161,7 +161,7 @@ def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, monkeypat
     assert chosen.config.optimizer.lr in RATES
     optimizer = build(chosen, source).trained.optimizer
     assert optimizer.param_groups[0]["base_lr"] == pytest.approx(chosen.config.optimizer.lr)
-    reasons = {setting.name: setting.reason for setting in chosen.chosen}
+    reasons = {setting.name: setting.reason for setting in chosen.auto_settings}
     assert "8 held-out training classes" in reasons["model.shrinkage"]
     assert choose_start(chosen, source) is chosen, "nothing is undecided"
     whole = {"model.freeze": "none", "model.whitening": "all", "run.steps": 1, "run.epochs": None, "optimizer.lr": 2e-4}
@@ -202,7 +202,10 @@ def test_no_last_layer_is_added_where_none_improves_on_the_features(
     found = _choice_on(own_photos(root, **{"model.dim": "default"}), draw)
     model, training = found.config.model, build(found)
     assert (model.whitening, model.dim, found.config.run.steps, training.steps) == ("identity", 1280, 0, 0)
-    assert "the features as they are" in {setting.name: setting.reason for setting in found.chosen}["model.whitening"]
+    assert (
+        "the features as they are"
+        in {setting.name: setting.reason for setting in found.auto_settings}["model.whitening"]
+    )
     embedder, images = found.network.embedder, found.sets.train
     whitening_set = whitening_images(found.config, images)
     assert whitening_set is not None

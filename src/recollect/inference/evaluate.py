@@ -121,26 +121,26 @@ class EvaluationInput:
         )
         if missing:
             raise DataError(f"{path}: has no array {missing!r}; its arrays are {', '.join(arrays) or 'none'}.")
-        made = (
+        note = (
             parse_json(str(arrays["source"]), f"{path}: its note about the model", dict) if "source" in arrays else {}
         )
-        found = cls(
+        target = cls(
             name=path.stem,
             place=path.with_name(f"{path.stem}-eval"),
             embeddings=arrays["embeddings"],
             gnd=parse_json(str(arrays["gnd"]), f"{path}: its array 'gnd'", list) if "gnd" in arrays else None,
             ks=evaluation_ks("", {}, np.size(arrays.get("gallery", arrays["embeddings"]), 0)),
-            provenance={"vectors": str(path), **({"model": made["model"]} if made.get("model") else {})},
+            provenance={"vectors": str(path), **({"model": note["model"]} if note.get("model") else {})},
         )
         for name in _LABELS:
             values = arrays.get(name)
             if values is not None and values.dtype.kind == "U":  # an image without a class gets a class of its own
                 values = np.array([label or f"\0{name} {number}" for number, label in enumerate(values.tolist())])
-            setattr(found, name, values)
+            setattr(target, name, values)
         if "names" in arrays:
             names = "\n".join(str(name) for name in arrays["names"])
-            found.identity["names"] = hashlib.sha256(names.encode("utf-8", "replace")).hexdigest()
-        return found
+            target.identity["names"] = hashlib.sha256(names.encode("utf-8", "replace")).hexdigest()
+        return target
 
 
 def embed_test(
@@ -165,7 +165,7 @@ def embed_test(
     data, settings, embedder = test.data, recipe or model.config, model.embedder
     published = None if settings is None else settings.published
     with_them = distractors is not None or test.distractors is not None
-    found = EvaluationInput(
+    target = EvaluationInput(
         name=model.name if model.folder is not None else model.weights,
         place=model.results / test.name,
         embeddings=None,
@@ -177,12 +177,12 @@ def embed_test(
     scales = tuple(own or INSTANCE_SEARCH_SCALES) if multiscale or (multiscale is None and own) else None
     options: dict[str, Any] = {"scales": scales, "batch_size": batch_size}
     if test.benchmark is None:
-        skipped = _embed_labelled(found, model, test, **options)
+        skipped = _embed_labelled(target, model, test, **options)
     else:
-        skipped = _embed_benchmark(found, embedder, test, test.benchmark, **options)
+        skipped = _embed_benchmark(target, embedder, test, test.benchmark, **options)
     preprocessing = embedder.preprocessing
     init = str(model.provenance["model"]) if is_hub_address(model.provenance.get("model")) else f"init {model.name}"
-    found.provenance = {
+    target.provenance = {
         "model": init if model.folder is None else str(model.folder),
         "weights": model.weights,
         "data": data.name,
@@ -196,18 +196,18 @@ def embed_test(
         "left_out": skipped_files(test.images, skipped),
         **({} if test.benchmark is not None else test.as_dict()),
     }
-    found.identity |= {
+    target.identity |= {
         "init": embedder.config.init,
-        "image size": found.provenance["image_size"],
+        "image size": target.provenance["image_size"],
         "dimensions": embedder.dim,
-        "scales": found.provenance["scales"],
+        "scales": target.provenance["scales"],
         "interpolation": preprocessing.interpolation,
     }
-    return found
+    return target
 
 
-def _embed_labelled(found: EvaluationInput, model: LoadedModel, test: TestSet, **options: Any) -> list[BadImage]:
-    """Set the vectors of ``found``; returns the images that could not be read."""
+def _embed_labelled(target: EvaluationInput, model: LoadedModel, test: TestSet, **options: Any) -> list[BadImage]:
+    """Set the vectors of ``target``; returns the images that could not be read."""
     images, keys = test.images, test.keys
     embedded = embed_set(
         model.embedder, images, frozen=model.frozen, keys=keys, on_bad_image=test.data.on_bad_image, **options
@@ -216,31 +216,31 @@ def _embed_labelled(found: EvaluationInput, model: LoadedModel, test: TestSet, *
     if not len(places):
         raise DataError(f"none of the {len(images):,} images can be read: check the files.")
     whole = len(places) == len(images)
-    found.embeddings = embedded.rows if whole else embedded.rows[places]
-    found.labels = images.labels[places]
-    found.coarse_labels = None if images.coarse_labels is None else images.coarse_labels[places]
-    found.identity["images"] = set_digest(images if whole else images.subset(places), keys[places])
-    found.ks = evaluation_ks(test.data.name, found.published, len(places))
+    target.embeddings = embedded.rows if whole else embedded.rows[places]
+    target.labels = images.labels[places]
+    target.coarse_labels = None if images.coarse_labels is None else images.coarse_labels[places]
+    target.identity["images"] = set_digest(images if whole else images.subset(places), keys[places])
+    target.ks = evaluation_ks(test.data.name, target.published, len(places))
     return embedded.skipped
 
 
 def _embed_benchmark(
-    found: EvaluationInput, embedder: Embedder, test: TestSet, benchmark: RevisitedBenchmark, **options: Any
+    target: EvaluationInput, embedder: Embedder, test: TestSet, benchmark: RevisitedBenchmark, **options: Any
 ) -> list[BadImage]:
     # A query is a crop and keeps the scale that its whole image would have.
     if embedder.preprocessing.resize is None:
         options["transform"] = LongerSide(embedder.preprocessing.max_side or 1024)
-    found.gnd = list(benchmark.ground_truth)
-    found.gallery = embed_set(embedder, benchmark.database, keys=test.keys, **options).rows
+    target.gnd = list(benchmark.ground_truth)
+    target.gallery = embed_set(embedder, benchmark.database, keys=test.keys, **options).rows
     if benchmark.query_rows is not None:
-        found.embeddings = found.gallery[benchmark.query_rows]
+        target.embeddings = target.gallery[benchmark.query_rows]
     else:
-        found.embeddings = embed_set(embedder, benchmark.queries, keys=test.query_keys, **options).rows
-    found.identity["images"] = test.name
+        target.embeddings = embed_set(embedder, benchmark.queries, keys=test.query_keys, **options).rows
+    target.identity["images"] = test.name
     if test.distractors is None:
         return []
     more = embed_set(embedder, test.distractors, on_bad_image="skip", **options)
-    found.distractors = more.rows if not more.skipped else more.rows[more.read]
+    target.distractors = more.rows if not more.skipped else more.rows[more.read]
     return more.skipped
 
 
@@ -284,8 +284,8 @@ def evaluate_input(
         return _evaluate_benchmark(target, options)
     if protocol == "reid":
         drawn = evaluate_reid(target.embeddings, target.labels, **({} if ks is None else {"ks": ks}), **options)
-        shown = {"metrics": drawn.metrics, "deviations": drawn.deviations, "draws": len(drawn.draws)}
-        return drawn, {**shown, "protocol": "reid", "source": target.provenance}
+        values = {"metrics": drawn.metrics, "deviations": drawn.deviations, "draws": len(drawn.draws)}
+        return drawn, {**values, "protocol": "reid", "source": target.provenance}
     levels = bool(hierarchical)
     if target.coarse_labels is not None and hierarchical is None:
         # Unless every row of a large matrix would be sorted on a CPU.
@@ -307,8 +307,8 @@ def evaluate_input(
         **options,
     )
     result = replace(result, settings={**result.settings, "identity": target.identity})
-    left_out = {"left_out": list(GRADED)} if target.coarse_labels is not None and not levels else {}
-    return result, {**result.summary(), "protocol": "all", **left_out, "source": target.provenance}
+    omissions = {"left_out": list(GRADED)} if target.coarse_labels is not None and not levels else {}
+    return result, {**result.summary(), "protocol": "all", **omissions, "source": target.provenance}
 
 
 def _evaluate_benchmark(target: EvaluationInput, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -360,17 +360,17 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> dict[str, Any]
     Raises:
         ConfigError: they are of different images, so their queries differ.
     """
-    there, here = (dict(result.settings.get("identity") or {}) for result in (first, second))
-    recorded = [what for what in ("images", "names") if what in there and what in here]
-    if any(there[what] != here[what] for what in recorded):
+    theirs, ours = (dict(result.settings.get("identity") or {}) for result in (first, second))
+    recorded = [what for what in ("images", "names") if what in theirs and what in ours]
+    if any(theirs[what] != ours[what] for what in recorded):
         raise ConfigError(
             "the two results are of different images, so their queries cannot be compared: evaluate both "
             "models on the same test set with --data, or compare runs with recollect report RUN1 RUN2."
         )
     differences = [
-        f"{name}: {there[name]} there, {here[name]} here"
-        for name in here
-        if name in there and name not in recorded and there[name] != here[name]
+        f"{name}: {theirs[name]} there, {ours[name]} here"
+        for name in ours
+        if name in theirs and name not in recorded and theirs[name] != ours[name]
     ]
     if not recorded:
         differences.append("at least one result does not record its images; only labels were compared")
@@ -461,8 +461,8 @@ def evaluate_model(
                 logger.warning(loaded.remark)
         if isinstance(data, ImageSet):
             policy: Any = on_bad_image
-            chosen = DataConfig(data.name, str(data.root), test_split=data.split, on_bad_image=policy)
-            test = as_test_set(data, chosen, loaded.folder)
+            settings = DataConfig(data.name, str(data.root), test_split=data.split, on_bad_image=policy)
+            test = as_test_set(data, settings, loaded.folder)
         else:
             test = load_test(loaded.folder, data=data, root=root, split=split, on_bad_image=on_bad_image)
         if test.benchmark is not None:
@@ -585,13 +585,13 @@ def write_evaluation(
                 )
             model = config.model.init
         if str(model).endswith(".npz"):
-            known = EvaluationInput.from_file(Path(str(model)))
-            known.distractors = distractors
-            notes, place, labels, name = _known_classes(known), known.place, known.labels, ""
-            alone = distractors is None and known.gallery is None
+            target = EvaluationInput.from_file(Path(str(model)))
+            target.distractors = distractors
+            notes, place, labels, name = _trained_classes_remark(target), target.place, target.labels, ""
+            single_set = distractors is None and target.gallery is None
 
             def vectors() -> EvaluationInput:
-                return known
+                return target
         else:
             loaded = open_model(str(model), weights=weights, download=download, device=device, recipe=config)
             test = load_test(
@@ -606,7 +606,7 @@ def write_evaluation(
             )
             notes = [*([] if loaded.remark is None else [Remark(loaded.remark)]), *test.notes]
             place, labels, name = loaded.results / test.name, test.images.labels, test.name
-            alone = distractors is None and test.benchmark is None
+            single_set = distractors is None and test.benchmark is None
             if dims is None and loaded.config is not None:
                 dims = loaded.config.loss.dims
             vectors = partial(
@@ -618,7 +618,7 @@ def write_evaluation(
                 multiscale=multiscale,
                 batch_size=batch_size,
             )
-    if labels is not None and alone and len(set(labels.tolist())) == 1:
+    if labels is not None and single_set and len(set(labels.tolist())) == 1:
         text = (
             "all images are of one class, so every result is right and the numbers measure nothing: add other classes"
         )
@@ -677,13 +677,13 @@ def _result_file(path: Path) -> Path:
     raise InputError(f"--compare {path}: the folder {which}{names}. Give one file, RUN/eval/TEST/queries.npz.")
 
 
-def _known_classes(target: EvaluationInput) -> list[Remark]:
+def _trained_classes_remark(target: EvaluationInput) -> list[Remark]:
     """A remark if vectors of a file are of classes that their model was trained on, by name; it is recorded too."""
     model = target.provenance.get("model")
-    known = read_trained_on(Path(model)) if isinstance(model, str) and Path(model).is_dir() else None
-    if known is None or target.labels is None or target.labels.dtype.kind != "U":
+    record = read_trained_on(Path(model)) if isinstance(model, str) and Path(model).is_dir() else None
+    if record is None or target.labels is None or target.labels.dtype.kind != "U":
         return []
-    trained = sorted(set(target.labels.tolist()) & known.classes)
+    trained = sorted(set(target.labels.tolist()) & record.classes)
     if not trained:
         return []
     target.provenance |= {"trained_classes": len(trained), "trained_classes_excluded": False}

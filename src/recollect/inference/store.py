@@ -70,7 +70,7 @@ class VectorStore:
         >>> store = VectorStore({"model": "ones"}, folder)
         >>> store.rows(keys, lambda missing: np.ones((len(missing), 2), np.float32)).shape
         (3, 2)
-        >>> int(VectorStore({"model": "ones"}, folder).known(keys).sum())
+        >>> int(VectorStore({"model": "ones"}, folder).contains(keys).sum())
         3
     """
 
@@ -81,7 +81,7 @@ class VectorStore:
         self._parts: set[str] = set()
         self._places: dict[bytes, tuple[str, int]] = {}
 
-    def known(self, keys: Keys) -> NDArray[np.bool_]:
+    def contains(self, keys: Keys) -> NDArray[np.bool_]:
         """Which rows are stored."""
         for path in sorted(self.folder.glob("*.npz")):
             if path.name not in self._parts:
@@ -114,13 +114,13 @@ class VectorStore:
         computed: dict[bytes, Rows] = {}
         for _ in range(3):
             with contextlib.ExitStack() as stack:
-                if keep and not self.known(keys).all():
+                if keep and not self.contains(keys).all():
                     # One process at a time computes these rows; without a folder for the lock, each does.
                     with contextlib.suppress(OSError, RecollectError):
                         stack.enter_context(exclusive(self.folder / f".{_digest(keys)}.lock"))
                 first: dict[bytes, int] = {}
-                for place, known in enumerate(self.known(keys)):
-                    if not known and names[place] not in computed:
+                for place, stored in enumerate(self.contains(keys)):
+                    if not stored and names[place] not in computed:
                         first.setdefault(names[place], place)
                 missing = np.array(list(first.values()), np.int64)
                 with ProgressLine(description, len(missing), quiet=None if len(missing) else True) as line:
@@ -129,18 +129,18 @@ class VectorStore:
                         rows = np.asarray(compute(places), np.float32)
                         sound: NDArray[np.bool_] = np.asarray(np.isfinite(rows).reshape(len(rows), -1).all(axis=1))
                         if keep and sound.any():
-                            keep = self.keep(keys[places[sound]], rows[sound])
-                        for place, row, stored in zip(places.tolist(), rows, sound, strict=True):
-                            if not (stored and keep):
+                            keep = self.write(keys[places[sound]], rows[sound])
+                        for place, row, finite in zip(places.tolist(), rows, sound, strict=True):
+                            if not (finite and keep):
                                 computed[names[place]] = row
                         line.advance(len(places))
-            self.known(keys)
+            self.contains(keys)
             if (gathered := self._gather(names, computed)) is not None:
                 return gathered
             description = f"{description} again"  # a damaged part was removed
         raise DataError(f"{self.folder}: vectors that were just written cannot be read: check the disk.")
 
-    def keep(self, keys: Keys, rows: Rows) -> bool:
+    def write(self, keys: Keys, rows: Rows) -> bool:
         """Write one part, if possible: a cache that cannot be written makes work slower, but must not stop it."""
         try:
             if not (self.folder / "about.json").exists():
@@ -245,13 +245,13 @@ def _file_digests(images: ImageSet) -> list[bytes | None]:
     # A hundred thousand of them, and no links followed.
     paths = [os.fsencode(os.path.abspath(root / name)) for name in images.names]  # noqa: PTH100
     stamps = {path: stamp for path in paths if (stamp := _stamp(path)) is not None}
-    known: dict[bytes, bytes] = dict(
+    digests: dict[bytes, bytes] = dict(
         _query(
             "SELECT path, digest FROM sha256 WHERE path = ? AND size = ? AND content = ? AND entry = ? AND length(digest) = 32",
             ((path, *stamp) for path, stamp in stamps.items()),
         )
     )
-    missing = [path for path in stamps if path not in known]
+    missing = [path for path in stamps if path not in digests]
     settled = []
     with (
         ThreadPoolExecutor(min(8, os.cpu_count() or 1), "recollect-hash") as pool,
@@ -261,13 +261,13 @@ def _file_digests(images: ImageSet) -> list[bytes | None]:
             line.advance()
             if digest is None:
                 continue
-            known[path], stamp = digest, stamps[path]
+            digests[path], stamp = digest, stamps[path]
             # A file that just changed might change again without a change of its times.
             if stamp == _stamp(path) and time.time_ns() - max(stamp[1:]) > _SETTLED:
                 settled.append((path, *stamp, digest))
     if settled:
         _query("INSERT OR REPLACE INTO sha256 VALUES (?, ?, ?, ?, ?)", settled)
-    return [known.get(path) for path in paths]
+    return [digests.get(path) for path in paths]
 
 
 def _stamp(path: bytes) -> tuple[int, int, int] | None:

@@ -104,18 +104,18 @@ def choose_test(
     if own is not None and is_own:
         if root is None:
             refuse_moved(own)
-        chosen = replace(own, root=relocated_root(own.root, root))
+        settings = replace(own, root=relocated_root(own.root, root))
     elif is_path and root is None:
-        chosen = DataConfig("folder", name)
+        settings = DataConfig("folder", name)
     else:
-        chosen = DataConfig(name)
+        settings = DataConfig(name)
         if recipe is not None and recipe.data.name == name:
             theirs = recipe.data
-            chosen = replace(chosen, root=theirs.root, test_split=theirs.test_split, options=theirs.options)
-        chosen = replace(chosen, root=chosen.root if root is None else str(root))
-    if chosen.name in REVISITED and chosen.root is None:
-        raise ConfigError(f"--root says where the folder {chosen.name} lies.")
-    return replace(chosen, test_split=first_list(chosen.name, split or chosen.test_split)), is_own
+            settings = replace(settings, root=theirs.root, test_split=theirs.test_split, options=theirs.options)
+        settings = replace(settings, root=settings.root if root is None else str(root))
+    if settings.name in REVISITED and settings.root is None:
+        raise ConfigError(f"--root says where the folder {settings.name} lies.")
+    return replace(settings, test_split=first_list(settings.name, split or settings.test_split)), is_own
 
 
 def first_list(data: str, split: str) -> str:
@@ -147,29 +147,29 @@ def load_test(
         on_bad_image: ``"skip"`` leaves out listed images that are missing, with a warning, as the run's own settings may.
     """
     run = None if folder is None or not RunFiles(folder).is_run else RunFiles(folder)
-    chosen, own = choose_test(run, data=data, root=root, split=split, recipe=recipe)
-    if chosen.name in REVISITED:
-        return _load_benchmark(chosen, distractors)
+    settings, is_own = choose_test(run, data=data, root=root, split=split, recipe=recipe)
+    if settings.name in REVISITED:
+        return _load_benchmark(settings, distractors)
     if on_bad_image == "skip":
-        chosen = replace(chosen, on_bad_image="skip")
-    options = {**chosen.options, "on_bad_image": chosen.on_bad_image}
-    known = None if folder is None else read_trained_on(folder)
-    by_record = known if own and trained_classes != "keep" else None
-    images = load_by_record(chosen.name, chosen.root, chosen.test_split, by_record, options)
+        settings = replace(settings, on_bad_image="skip")
+    options = {**settings.options, "on_bad_image": settings.on_bad_image}
+    record = None if folder is None else read_trained_on(folder)
+    by_record = record if is_own and trained_classes != "keep" else None
+    images = load_by_record(settings.name, settings.root, settings.test_split, by_record, options)
     notes = []
-    lists = available()[chosen.name].test_splits if chosen.name in available() else ()
-    if len(lists) > 1 and chosen.test_split in lists:
-        others = ", ".join(f"--split {name}" for name in lists if name != chosen.test_split)
-        which = f"{chosen.test_split} is one of the {len(lists)} test lists of {chosen.name}"
+    lists = available()[settings.name].test_splits if settings.name in available() else ()
+    if len(lists) > 1 and settings.test_split in lists:
+        others = ", ".join(f"--split {name}" for name in lists if name != settings.test_split)
+        which = f"{settings.test_split} is one of the {len(lists)} test lists of {settings.name}"
         notes.append(Remark(f"{which}; for the others use {others}"))
-    elif chosen.name == "folder" and not own and split is None and (facts := images.facts.get("split")):
-        if known is not None:
-            chosen, images = replace(chosen, test_split="all"), load_whole(chosen.name, chosen.root, options)
-        elif chosen.test_split == "test":
+    elif settings.name == "folder" and not is_own and split is None and (facts := images.facts.get("split")):
+        if record is not None:
+            settings, images = replace(settings, test_split="all"), load_whole(settings.name, settings.root, options)
+        elif settings.test_split == "test":
             count = number_of(facts["held_out_classes"], "class is/classes are")
             notes.append(Remark(f"{count} tested, as many as a training would hold out; --split all tests all of them"))
     added = "" if distractors is None else f"+{distractors.stem}"
-    test = as_test_set(images, chosen, folder, trained_classes=trained_classes, added=added)
+    test = as_test_set(images, settings, folder, trained_classes=trained_classes, added=added)
     return replace(test, notes=(*test.notes, *notes))
 
 
@@ -177,8 +177,8 @@ def as_test_set(
     images: ImageSet, data: DataConfig, folder: Path | None = None, *, trained_classes: str = "auto", added: str = ""
 ) -> TestSet:
     """Loaded images as a test set, compared with what the run in ``folder`` was trained on; ``added``: part of its name."""
-    known = None if folder is None else read_trained_on(folder)
-    screened = exclude_trained_classes(images, content_keys(images), known, trained_classes)
+    record = None if folder is None else read_trained_on(folder)
+    screened = exclude_trained_classes(images, content_keys(images), record, trained_classes)
     name = images.name if is_reference(data.name) else data.name
     name = name if name != "folder" else Path(str(data.root)).resolve().name or "folder"
     digest = set_digest(screened.images, screened.keys)
@@ -236,5 +236,5 @@ def evaluation_ks(data: str, published: Mapping[str, float], count: int) -> tupl
 
     A row of an ablation publishes r@1 only; its run is measured as any other on its data set. ``count``: of the images.
     """
-    known = sorted({*published_ks(published), *_BENCHMARK_KS.get(data, ())})
-    return tuple(known or default_ks(count - 1))
+    ks = sorted({*published_ks(published), *_BENCHMARK_KS.get(data, ())})
+    return tuple(ks or default_ks(count - 1))

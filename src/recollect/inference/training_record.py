@@ -68,8 +68,8 @@ class TrainedOn:
 def trained_on(train: ImageSet, validation: ImageSet | None = None) -> TrainedOn:
     """The record for a new run. Reads every training image once, unless its digest is stored."""
     keys = content_keys(train)
-    chose = validation is not None and validation.name == train.name
-    held_out = frozenset(_classes(validation)) if chose and validation is not None else frozenset[str]()
+    selects = validation is not None and validation.name == train.name
+    held_out = frozenset(_classes(validation)) if selects and validation is not None else frozenset[str]()
     return TrainedOn(train.name, set_digest(train, keys), frozenset(_classes(train)), held_out, np.unique(keys, axis=0))
 
 
@@ -97,8 +97,8 @@ def read_trained_on(run: Path) -> TrainedOn | None:
 
 def carry_record(source: Path, target: Path) -> None:
     """Keep the record of a run or an embedder with a copy of its weights, so that the copy is compared with it too."""
-    if (known := read_trained_on(source)) is not None:
-        known.write(target)
+    if (record := read_trained_on(source)) is not None:
+        record.write(target)
 
 
 def merge_records(records: Sequence[TrainedOn]) -> TrainedOn:
@@ -130,16 +130,16 @@ def split_of(run: Path | str) -> dict[str, Any]:
     """
     if not RunFiles(Path(run)).is_run:
         raise DataError(f"{run} is not a run: it has no config.yaml.")
-    known = read_trained_on(Path(run))
-    if known is None:
+    record = read_trained_on(Path(run))
+    if record is None:
         raise DataError(f"{run} has no record of its training classes ({FILE}): it was written by an earlier version.")
-    if known.data != "folder":
-        raise ConfigError(f"{run} was trained on {known.data}, which says itself what is for testing.")
-    return {"data.options.train_classes": sorted(known.classes | known.validation_classes)}
+    if record.data != "folder":
+        raise ConfigError(f"{run} was trained on {record.data}, which says itself what is for testing.")
+    return {"data.options.train_classes": sorted(record.classes | record.validation_classes)}
 
 
 def load_by_record(
-    name: str, root: Path | str | None, split: str, known: TrainedOn | None, options: Mapping[str, Any]
+    name: str, root: Path | str | None, split: str, record: TrainedOn | None, options: Mapping[str, Any]
 ) -> ImageSet:
     """A split of a run's own data set. Of drawn classes, those that did or did not take part in its training.
 
@@ -149,19 +149,19 @@ def load_by_record(
     Args:
         name, root, options: the data set, as in ``recollect.data.load``.
         split: of the data set; only ``"train"`` and ``"test"`` are drawn.
-        known: the record of the run; None changes nothing.
+        record: the record of the run; None changes nothing.
     """
     images = load(name, root, split, **options)
     drawn = split in ("train", "test") and "split" in images.facts
-    if known is None or not drawn or images.name != known.data:
+    if record is None or not drawn or images.name != record.data:
         return images
     everything = load_whole(name, root, options)
-    took_part = known.classes | known.validation_classes
-    wanted = [title for title in everything.class_names if (title in took_part) == (split == "train")]
-    if not wanted or set(wanted) == set(_classes(images)):
+    took_part = record.classes | record.validation_classes
+    titles = [title for title in everything.class_names if (title in took_part) == (split == "train")]
+    if not titles or set(titles) == set(_classes(images)):
         return images
-    chosen = everything.of_classes([everything.class_names.index(title) for title in wanted], split)
-    return replace(chosen, facts={**chosen.facts, "by_record": len(wanted), "records": known.runs})
+    part = everything.of_classes([everything.class_names.index(title) for title in titles], split)
+    return replace(part, facts={**part.facts, "by_record": len(titles), "records": record.runs})
 
 
 def refuse_other_training_images(run: Path, train: ImageSet) -> None:
@@ -170,22 +170,22 @@ def refuse_other_training_images(run: Path, train: ImageSet) -> None:
     Raises:
         ConfigError: the images differ.
     """
-    known = read_trained_on(run)
-    if known is None:
+    record = read_trained_on(run)
+    if record is None:
         return
     keys = content_keys(train)
-    if set_digest(train, keys) == known.digest:
+    if set_digest(train, keys) == record.digest:
         return
-    before, now = {key.tobytes() for key in known.keys}, {key.tobytes() for key in keys}
+    before, now = {key.tobytes() for key in record.keys}, {key.tobytes() for key in keys}
     classes = frozenset(_classes(train))
     reasons = [
         f"{len(now - before):,} images it has not seen" if now - before else "",
         f"{len(before - now):,} images fewer" if before - now else "",
-        f"other classes ({some_names(sorted(classes ^ known.classes))})" if classes != known.classes else "",
+        f"other classes ({some_names(sorted(classes ^ record.classes))})" if classes != record.classes else "",
     ]
-    told = "; ".join(reason for reason in reasons if reason) or "other names or labels"
+    difference = "; ".join(reason for reason in reasons if reason) or "other names or labels"
     raise ConfigError(
-        f"{run} was started with other training images: {told}. Restore those it was started with, or start a new run."
+        f"{run} was started with other training images: {difference}. Restore those it was started with, or start a new run."
     )
 
 
@@ -196,7 +196,7 @@ def load_whole(name: str, root: Path | str | None, options: Mapping[str, Any]) -
         return load(name, root, "all", **options)
 
 
-def refuse_foreign_images(run: Path, known: TrainedOn, images: ImageSet) -> str | None:
+def refuse_foreign_images(run: Path, record: TrainedOn, images: ImageSet) -> str | None:
     """Compare the images of a final training with those of the run that its settings and length come from.
 
     Photos may have been added, removed or relabelled since; none of them left is probably another folder.
@@ -207,8 +207,8 @@ def refuse_foreign_images(run: Path, known: TrainedOn, images: ImageSet) -> str 
     Raises:
         ConfigError: all of them are missing.
     """
-    missing = int((~_contained(known.keys, content_keys(images))).sum())
-    if missing and missing == len(known.keys):
+    missing = int((~_contained(record.keys, content_keys(images))).sum())
+    if missing and missing == len(record.keys):
         raise ConfigError(
             f"{images.root or images.name} contains none of the {number_of(missing, 'training image')} of {run}, whose "
             "settings and length were found on them. Give their folder with --root, or train on the new images with "
@@ -217,7 +217,7 @@ def refuse_foreign_images(run: Path, known: TrainedOn, images: ImageSet) -> str 
     if not missing:
         return None
     return (
-        f"{missing:,} of the {number_of(len(known.keys), 'training image')} of {run} "
+        f"{missing:,} of the {number_of(len(record.keys), 'training image')} of {run} "
         f"{'is' if missing == 1 else 'are'} no longer there: its settings and length were found with "
         f"{'it' if missing == 1 else 'them'}."
     )
@@ -258,27 +258,27 @@ class ScreenedTestSet:
         remarks = []
         facts, trained = self.images.facts, len(self.trained_classes)
         if classes := facts.get("by_record"):  # the test classes differ from a fresh split
-            left = number_of(int(classes) - (trained if self.excluded else 0), "class")
+            count = number_of(int(classes) - (trained if self.excluded else 0), "class")
             if self.images.split == "train":
-                text = f"These are the {left} that took part in the training, not those that would be drawn now."
+                text = f"These are the {count} that took part in the training, not those that would be drawn now."
             elif facts.get("records", 1) > 1:
                 text = (
-                    f"The runs were trained on different classes: the test uses the {left} that took no part in any "
+                    f"The runs were trained on different classes: the test uses the {count} that took no part in any "
                     "training. recollect train --split-of RUN holds out the same classes as RUN."
                 )
             else:
                 text = (
                     "The photos are no longer those of the training, so that other classes would be drawn for testing: the "
-                    f"test uses the {left} that took no part in the training."
+                    f"test uses the {count} that took no part in the training."
                 )
             remarks.append(Remark(text))
         if trained:
             of = "" if self.images.split == "train" else " of the test set"
             count = number_of(trained, f"class{of} was/classes{of} were")
             text = f"{count} trained on, by name or images ({some_names(self.trained_classes)})."
-            left_out, them = ("It is", "it") if trained == 1 else ("They are", "them")
+            they_are, them = ("It is", "it") if trained == 1 else ("They are", "them")
             text += (
-                f" {left_out} left out of the result; recollect eval --trained-classes keep includes {them}."
+                f" {they_are} left out of the result; recollect eval --trained-classes keep includes {them}."
                 if self.excluded
                 else " The result does not show how well the model works on unseen classes."
             )
@@ -293,13 +293,13 @@ class ScreenedTestSet:
 
 
 def exclude_trained_classes(
-    images: ImageSet, keys: Keys, known: TrainedOn | None, trained_classes: str = "auto"
+    images: ImageSet, keys: Keys, record: TrainedOn | None, trained_classes: str = "auto"
 ) -> ScreenedTestSet:
     """Compare a test set with the training images of its run.
 
     Args:
         images, keys: the set.
-        known: the record of the run; None changes nothing.
+        record: the record of the run; None changes nothing.
         trained_classes: ``"auto"`` leaves trained classes out if there are others, and keeps them if there are none;
             ``"exclude"`` and ``"keep"`` force one of these.
 
@@ -308,11 +308,11 @@ def exclude_trained_classes(
     """
     if trained_classes not in ("auto", "exclude", "keep"):
         raise ConfigError(f"--trained-classes {trained_classes}: choose auto, exclude or keep.")
-    if known is None:
+    if record is None:
         return ScreenedTestSet(images, keys)
-    same_data = images.name == known.data
-    seen = _contained(keys, known.keys)
-    trained = _seen_classes(images.class_names, images.labels, keys, seen, known.classes if same_data else ())
+    same_data = images.name == record.data
+    seen = _contained(keys, record.keys)
+    trained = _seen_classes(images.class_names, images.labels, keys, seen, record.classes if same_data else ())
     others = ((images.class_sizes > 0) & ~trained).any()
     exclude = bool(trained.any()) and (trained_classes == "exclude" or (trained_classes == "auto" and bool(others)))
     names = np.array(images.class_names, object)
@@ -321,38 +321,38 @@ def exclude_trained_classes(
             raise ConfigError(
                 "every class of the test set was trained on: use --trained-classes keep to evaluate them."
             )
-        left = np.flatnonzero(~trained[images.labels])
-        images, keys, seen = images.subset(left), keys[left], seen[left]
+        unseen = np.flatnonzero(~trained[images.labels])
+        images, keys, seen = images.subset(unseen), keys[unseen], seen[unseen]
     return ScreenedTestSet(
         images,
         keys,
         tuple(names[trained].tolist()),
-        tuple(name for name in _classes(images) if same_data and name in known.validation_classes),
+        tuple(name for name in _classes(images) if same_data and name in record.validation_classes),
         int(seen.sum()),
         exclude,
     )
 
 
-def is_unseen(labels: Sequence[str], keys: Keys, data: str, known: TrainedOn) -> NDArray[np.bool_]:
+def is_unseen(labels: Sequence[str], keys: Keys, data: str, record: TrainedOn) -> NDArray[np.bool_]:
     """Which images are of a class that took no part in a training, by its name or its images.
 
     Args:
         labels: the name of each image's class.
         keys: of the images.
         data: the name of their data set; classes are known by name only in the one that was trained on.
-        known: of the training; classes that chose the weights count as trained.
+        record: of the training; classes that chose the weights count as trained.
     """
     names, numbers = np.unique(np.asarray(labels, object).astype(str), return_inverse=True)
-    seen = _contained(keys, known.keys)
-    took_part = known.classes | known.validation_classes if data == known.data else ()
+    seen = _contained(keys, record.keys)
+    took_part = record.classes | record.validation_classes if data == record.data else ()
     trained = _seen_classes(names.tolist(), numbers, keys, seen, took_part)
     return ~trained[numbers]
 
 
 def _seen_classes(
-    names: Sequence[str], labels: NDArray[np.int64], keys: Keys, seen: NDArray[np.bool_], known: Collection[str]
+    names: Sequence[str], labels: NDArray[np.int64], keys: Keys, seen: NDArray[np.bool_], trained_names: Collection[str]
 ) -> NDArray[np.bool_]:
-    """Which classes were trained on: those ``known`` by name, and those with at least half of their images ``seen``.
+    """Which classes were trained on: those in ``trained_names``, and those with at least half of their images ``seen``.
 
     Copies of one file count once, since they may be a broken download that is everywhere.
     """
@@ -360,7 +360,7 @@ def _seen_classes(
     first = np.unique(rows, axis=0, return_index=True)[1]
     sizes = np.bincount(labels[first], minlength=len(names))
     counts = np.bincount(labels[first], weights=seen[first], minlength=len(names))
-    by_name = np.array([name in known for name in names], bool)
+    by_name = np.array([name in trained_names for name in names], bool)
     trained: NDArray[np.bool_] = (by_name | (counts >= 0.5 * sizes)) & (sizes > 0)
     return trained
 
@@ -370,5 +370,5 @@ def _classes(images: ImageSet) -> Sequence[str]:
 
 
 def _contained(keys: Keys, others: Keys) -> NDArray[np.bool_]:
-    known = {key.tobytes() for key in others}
-    return np.array([key.tobytes() in known for key in keys], bool)
+    contents = {key.tobytes() for key in others}
+    return np.array([key.tobytes() in contents for key in keys], bool)

@@ -127,10 +127,10 @@ def file_set(paths: Sequence[Path]) -> ImageSet:
 def embed_files(embedder: Embedder, paths: Sequence[Path], **options: Any) -> SetRows:
     """``embed_set`` of single files from any folders; a file may be given twice."""
     images = file_set(paths)
-    found = embed_set(embedder, images, **options)
+    vectors = embed_set(embedder, images, **options)
     places = {name: place for place, name in enumerate(images.names)}
     order = np.array([places[str(path.absolute())] for path in paths], np.int64)
-    return SetRows(found.rows[order], found.keys[order], found.skipped)
+    return SetRows(vectors.rows[order], vectors.keys[order], vectors.skipped)
 
 
 def part_rows(
@@ -178,22 +178,22 @@ def part_rows(
         native = VectorStore({**provenance, "pooling": "native", "pooling_weights": digest})
 
     def compute(places: Places) -> Rows:
-        known = np.zeros(len(places), bool) if earlier is None else earlier.known(pixels.keys[places])
+        stored = np.zeros(len(places), bool) if earlier is None else earlier.contains(pixels.keys[places])
         parts = []
-        if earlier is not None and known.any():
+        if earlier is not None and stored.any():
             stage, rest = embedder.split(str(frozen))[0], embedder.between(str(frozen), upto)
-            stored = places[known]
+            cached = places[stored]
             below = earlier.rows(
-                pixels.keys[stored], lambda lost: pixels.rows(_fitted(embedder, stage), stored[lost]), keep=False
+                pixels.keys[cached], lambda lost: pixels.rows(_fitted(embedder, stage), cached[lost]), keep=False
             )
             batches = ((rows, np.arange(0)) for rows in torch.from_numpy(below).split(BATCH))
             parts += [rows.cpu().numpy() for rows, _ in run_network(rest, batches, embedder.device)]
-        if not known.all():
-            rows = pixels.rows(network, left := places[~known])
+        if not stored.all():
+            rows = pixels.rows(network, missing := places[~stored])
             if native is not None and (read := np.isfinite(rows[:, 0])).any():
-                native.keep(pixels.keys[left[read]], rows[read, embedder.feature_dim :])
+                native.write(pixels.keys[missing[read]], rows[read, embedder.feature_dim :])
             parts.append(rows if native is None else rows[:, : embedder.feature_dim])
-        order = np.concatenate([np.flatnonzero(known), np.flatnonzero(~known)])
+        order = np.concatenate([np.flatnonzero(stored), np.flatnonzero(~stored)])
         return np.concatenate(parts)[np.argsort(order)]
 
     return pixels.stored(VectorStore(provenance), compute, PART // 4 if whole else PART, keep)
@@ -358,10 +358,10 @@ def seconds_of_rows(
     if embedder.preprocessing.resize is None:
         return 0.0
     transform = test_transform(embedder.preprocessing)
-    left = np.flatnonzero(~VectorStore(_provenance(embedder, transform, upto)).known(content_keys(images)))
-    if not len(left):
+    missing = np.flatnonzero(~VectorStore(_provenance(embedder, transform, upto)).contains(content_keys(images)))
+    if not len(missing):
         return 0.0
-    some = images.subset(left[:: max(1, len(left) // _PROBE)][:_PROBE])
+    some = images.subset(missing[:: max(1, len(missing) // _PROBE)][:_PROBE])
     with Pipeline(some, transform, workers=workers, on_bad_image=on_bad_image) as pipeline:
 
         def work() -> None:
@@ -369,7 +369,7 @@ def seconds_of_rows(
             for rows, _ in run_network(frozen, batches, embedder.device):
                 rows.cpu()
 
-        return seconds_of(work) * len(left) / len(some)
+        return seconds_of(work) * len(missing) / len(some)
 
 
 def first_feature(embedder: Embedder, frozen: nn.Module, images: ImageSet, *, on_bad_image: str = "error") -> Tensor:
@@ -396,7 +396,7 @@ def describe_unreadable(images: ImageSet, unread: Mapping[str, BadImage]) -> str
     bad = [unread[name] for name in images.names if name in unread]
     if not bad:
         return None
-    left = {int(label) for name, label in zip(images.names, images.labels, strict=True) if name not in unread}
-    lost = [images.class_names[label] for label in np.unique(images.labels).tolist() if label not in left]
-    said = summary(len(images) - len(bad), skipped_files(images, bad))
-    return f"{said}; no image of {some_names(lost)} can be read" if lost else said
+    readable = {int(label) for name, label in zip(images.names, images.labels, strict=True) if name not in unread}
+    lost = [images.class_names[label] for label in np.unique(images.labels).tolist() if label not in readable]
+    text = summary(len(images) - len(bad), skipped_files(images, bad))
+    return f"{text}; no image of {some_names(lost)} can be read" if lost else text

@@ -41,10 +41,10 @@ class WhiteningSet:
     @classmethod
     def from_sfm(cls, root: Path | str) -> WhiteningSet:
         """The pairs that the publishers of SfM-120k learn whitening from; images in no pair are left out."""
-        found = load_sfm_pairs(root, "whiten")
-        used, places = np.unique(np.concatenate([found.queries, found.positives]), return_inverse=True)
+        pairs = load_sfm_pairs(root, "whiten")
+        used, places = np.unique(np.concatenate([pairs.queries, pairs.positives]), return_inverse=True)
         queries, positives = np.split(places.astype(np.int64), 2)
-        return cls(found.images.subset(used), (queries, positives))
+        return cls(pairs.images.subset(used), (queries, positives))
 
     def learn(
         self, embedder: Embedder, seed: int = 0, *, scales: Sequence[float] | None = None, on_bad_image: str = "error"
@@ -60,8 +60,8 @@ class WhiteningSet:
         if scales is None:
             features = head_inputs(embedder, self.images, on_bad_image=on_bad_image)
         else:
-            found = embed_set(embedder, self.images, scales=scales, on_bad_image=on_bad_image)
-            features = torch.from_numpy(np.array(found.rows))
+            vectors = embed_set(embedder, self.images, scales=scales, on_bad_image=on_bad_image)
+            features = torch.from_numpy(np.array(vectors.rows))
         readable = torch.isfinite(features[:, 0])
         if self.pairs is None:
             queries, positives = pairs_of_classes(torch.from_numpy(self.images.labels)[readable], seed=seed)
@@ -81,7 +81,7 @@ class WhiteningSet:
 
 def add_last_layer(
     embedder: Embedder,
-    chosen: WhiteningSet,
+    whitening_set: WhiteningSet,
     dim: int | None = None,
     seed: int = 0,
     *,
@@ -92,7 +92,7 @@ def add_last_layer(
 
     Args:
         embedder: without a last layer.
-        chosen: the images to learn from.
+        whitening_set: the images to learn from.
         dim: leading dimensions to keep; all by default.
         seed: of the pairs, where labels give more than are used.
         scales: learn from descriptors averaged over these scales, for vectors that will be.
@@ -109,12 +109,12 @@ def add_last_layer(
     if dim is not None and not 1 <= dim <= features:
         raise ConfigError(f"dim {dim}: the network has {features} features, so choose 1 to {features}.")
     config = replace(embedder.config, dim=dim or features, l2_before_head=True, layer_norm=False, added_head=True)
-    made = Embedder(config, embedder.backbone)
-    made.load_state_dict(embedder.state_dict(), strict=False)  # GeM's exponent; the last layer is new
-    made.to(embedder.device).eval()
-    source = made if scales is None else embedder
-    made.set_whitening(chosen.learn(source, seed, scales=scales, on_bad_image=on_bad_image))
-    return made
+    whitened = Embedder(config, embedder.backbone)
+    whitened.load_state_dict(embedder.state_dict(), strict=False)  # GeM's exponent; the last layer is new
+    whitened.to(embedder.device).eval()
+    source = whitened if scales is None else embedder
+    whitened.set_whitening(whitening_set.learn(source, seed, scales=scales, on_bad_image=on_bad_image))
+    return whitened
 
 
 def whiten(
@@ -167,18 +167,18 @@ def whiten(
     if opened.remark is not None:
         logger.info(opened.remark)
     if pairs is not None:
-        chosen = WhiteningSet.from_sfm(pairs)
+        whitening_set = WhiteningSet.from_sfm(pairs)
     else:
         settings = resolve(data=data, root=root).data
         images = load(settings.name, settings.root, split, on_bad_image=on_bad_image)
         paired = np.flatnonzero(np.bincount(images.labels)[images.labels] >= 2)
         if not len(paired):
             raise ConfigError(f"{images.name}: no class has two images, so there is no pair to learn a whitening from.")
-        chosen = WhiteningSet(images.subset(paired))
-    logger.info(f"learning from {len(chosen.images):,} images")
+        whitening_set = WhiteningSet(images.subset(paired))
+    logger.info(f"learning from {len(whitening_set.images):,} images")
     scales = INSTANCE_SEARCH_SCALES if multiscale else None
-    made = add_last_layer(opened.embedder, chosen, dim, seed, scales=scales, on_bad_image=on_bad_image)
-    made.save(out, overwrite=overwrite)
+    whitened = add_last_layer(opened.embedder, whitening_set, dim, seed, scales=scales, on_bad_image=on_bad_image)
+    whitened.save(out, overwrite=overwrite)
     if opened.folder is not None:
         carry_record(opened.folder, Path(out))
     return out

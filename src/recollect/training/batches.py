@@ -65,17 +65,17 @@ class FeatureBatches:
     def _replaced(self, indices: Indices, epoch: int, number: int) -> Indices:
         if self.readable[indices].all():
             return indices
-        chosen, kept = np.array(indices), self.readable[indices]
-        for position in np.flatnonzero(~kept).tolist() if self.replaces else []:
-            bad = int(chosen[position])
+        places, readable = np.array(indices), self.readable[indices]
+        for position in np.flatnonzero(~readable).tolist() if self.replaces else []:
+            bad = int(places[position])
             others = np.flatnonzero((self.labels == self.labels[bad]) & self.readable)
-            others = others[~np.isin(others, chosen)]
+            others = others[~np.isin(others, places)]
             if len(others):
-                chosen[position] = np.random.default_rng([self.seed, epoch, number, bad]).choice(others)
-                kept[position] = True
-        if not kept.any():
+                places[position] = np.random.default_rng([self.seed, epoch, number, bad]).choice(others)
+                readable[position] = True
+        if not readable.any():
             raise DataError("no image of a whole batch can be read: repair the images, or remove their classes.")
-        return chosen[kept]
+        return places[readable]
 
     def _batch(self, indices: Indices) -> Batch:
         return Batch(torch.from_numpy(self.rows[indices]), torch.from_numpy(self.labels[indices]), indices)

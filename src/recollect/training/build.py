@@ -117,11 +117,11 @@ class PassedObjects:
 
 def _settings_of(embedder: Embedder, model: ModelConfig) -> ModelConfig:
     """The settings that describe a passed embedder."""
-    made = embedder.config
+    config = embedder.config
     taken = ("dim", "pooling", "p", "learn_p", "layer_norm", "l2_before_head", "batch_norm")
-    settings: dict[str, Any] = {name: getattr(made, name) for name in taken}
-    name = plugins.describe(embedder, "backbone", _word(made.init)).reference
-    size, resize = made.preprocessing.size, made.preprocessing.resize
+    settings: dict[str, Any] = {name: getattr(config, name) for name in taken}
+    name = plugins.describe(embedder, "backbone", _word(config.init)).reference
+    size, resize = config.preprocessing.size, config.preprocessing.resize
     return replace(model, init=name, options={}, weights=None, image_size=size, resize=resize, **settings)
 
 
@@ -206,11 +206,11 @@ def final_config(path: Path | str, settings: Mapping[str, Any] | Iterable[str] =
         if (run.read_manifest().get("weights") or {}).get("sha256"):
             file = obtain_weights(find(model.init), model.weights, download=False) if is_pretrained(model) else None
             refuse_other_weights(run, None if file is None else sha256(file))
-    if (known := read_trained_on(run.path)) is not None:
+    if (record := read_trained_on(run.path)) is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)  # training loads them again and says it
             images = load_split(data, "all")
-        if (missing := refuse_foreign_images(run.path, known, images)) is not None:
+        if (missing := refuse_foreign_images(run.path, record, images)) is not None:
             warnings.warn(missing, DataWarning, stacklevel=2)
     return replace(
         config,
@@ -268,9 +268,9 @@ def load_sets(config: Config, passed: PassedObjects | None = None) -> Sets:
     if judged_on is None:
         return sets
     parts = [part for part in (train, validation) if part is not None and part.name == judged_on.name]
-    known = {name for part in parts for name in part.class_names}
-    new = [number for number, name in enumerate(judged_on.class_names) if name not in known]
-    shared = tuple(name for name in judged_on.class_names if name in known)
+    trained_names = {name for part in parts for name in part.class_names}
+    new = [number for number, name in enumerate(judged_on.class_names) if name not in trained_names]
+    shared = tuple(name for name in judged_on.class_names if name in trained_names)
     held_out = judged_on if not shared else judged_on.of_classes(new) if new else None
     return replace(sets, held_out=held_out, shared_classes=shared)
 
@@ -315,7 +315,7 @@ class Setup:
 
     config: Config
     """Resolved: nothing is ``"auto"`` except ``batch.chunk``, which is ``chunk``."""
-    chosen: Sequence[AutoSetting]
+    auto_settings: Sequence[AutoSetting]
     undecided: frozenset[str]
     """Settings that were ``"auto"`` and that can be chosen better from features (``head.py``); none for few images."""
     passed: PassedObjects
@@ -407,7 +407,7 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
     }
     undecided = frozenset(key for key, value in open_settings.items() if value == "auto")
     pretrained = is_pretrained(config.model) if passed.model is None else passed.pretrained
-    config, chosen = resolve_auto(config, sets.train, device, pretrained)
+    config, auto_settings = resolve_auto(config, sets.train, device, pretrained)
     if undecided and too_few(config, sets.train):
         undecided = frozenset()
     if config.run.deterministic:
@@ -427,13 +427,15 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
     if chunk == "auto":
         # One image repeated M times needs as much memory as M images at most, and needs no reading.
         chunk = find_chunk(network.trained, example.expand(mine, *example.shape[1:]), machine.dtype)
-    return Setup(config, chosen, undecided, passed, machine, sets, network, example, share, min(chunk, mine), threads)
+    return Setup(
+        config, auto_settings, undecided, passed, machine, sets, network, example, share, min(chunk, mine), threads
+    )
 
 
 def make_network(config: Config, device: torch.device, model: nn.Module | None = None) -> Network:
     """The embedder on its device, split at ``model.freeze``; ``model``: the embedder, or its backbone."""
-    made = model if isinstance(model, Embedder) else make_embedder(config.model, config.run.seed, model)
-    embedder = made.to(device)
+    embedder = model if isinstance(model, Embedder) else make_embedder(config.model, config.run.seed, model)
+    embedder = embedder.to(device)
     upto = config.model.freeze
     if upto == "none":
         return Network(embedder, embedder)
@@ -519,14 +521,14 @@ def make_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] 
 def _one_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] | None) -> nn.Module:
     options: dict[str, Any] = dict(config.loss.options)
     asked = {option.name for option in describe(config.loss.name).options}
-    known = {"num_classes": num_classes, "dim": dim, "coarse": coarse}
-    for name in known.keys() & asked - options.keys():
-        if known[name] is None:
+    values = {"num_classes": num_classes, "dim": dim, "coarse": coarse}
+    for name in values.keys() & asked - options.keys():
+        if values[name] is None:
             raise ConfigError(
                 f"loss.name {config.loss.name} needs two levels of labels, but these images have one: use images with "
                 "coarser classes (sop, inaturalist), or set loss.options.coarse to a number for each class."
             )
-        options[name] = known[name]
+        options[name] = values[name]
     torch.manual_seed(config.run.seed + 1)
     return create(config.loss.name, **options)
 

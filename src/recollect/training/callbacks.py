@@ -219,12 +219,12 @@ class MLflow(MetricLogger):
     def on_start(self, run: Path, config: Mapping[str, Any], step: int) -> None:
         """See ``Callback``."""
         self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
-        found = self._client.get_experiment_by_name(self._experiment)
-        place = found.experiment_id if found is not None else self._client.create_experiment(self._experiment)
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        place = experiment.experiment_id if experiment is not None else self._client.create_experiment(self._experiment)
         name = run_id(run)
-        known = self._client.search_runs([place], f"tags.recollect = '{name}'", max_results=1)
-        if known:
-            self._id = known[0].info.run_id
+        runs = self._client.search_runs([place], f"tags.recollect = '{name}'", max_results=1)
+        if runs:
+            self._id = runs[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
             return
         self._id = self._client.create_run(place, run_name=run.name, tags={"recollect": name}).info.run_id
@@ -290,11 +290,10 @@ def make_callback(name: str, options: Mapping[str, Any] = MappingProxyType({})) 
         raise ConfigError(f"run.logger_options {name!r} is {options!r}: it must be a mapping of options.")
     plugins.check_options(maker, options, f"logger {name!r}")
     with plugins.errors_as_config(f"logger {name!r}"):
-        made = maker(**options)
+        callback: Callback = maker(**options)
     methods = [method for method in vars(Callback) if method.startswith("on_")]
-    if not any(callable(getattr(made, method, None)) for method in methods):
+    if not any(callable(getattr(callback, method, None)) for method in methods):
         raise ConfigError(f"logger {name!r} has none of the methods {', '.join(methods)}: see recollect.Callback.")
-    callback: Callback = made
     return callback
 
 
@@ -306,10 +305,10 @@ def run_id(run: Path) -> str:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Nested settings with dotted names."""
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
-        found += flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(prefix + str(key), value)]
-    return found
+        pairs += flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(prefix + str(key), value)]
+    return pairs
 
 
 class Log:

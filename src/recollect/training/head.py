@@ -56,10 +56,10 @@ class HeadData:
     pooled: Tensor
     labels: NDArray[np.int64]
 
-    def of(self, chosen: NDArray[np.bool_]) -> HeadData:
+    def of(self, rows: NDArray[np.bool_]) -> HeadData:
         """Some of the images, classes renumbered."""
-        _, labels = np.unique(self.labels[chosen], return_inverse=True)
-        return HeadData(self.pooled[torch.from_numpy(chosen).to(self.pooled.device)], labels.astype(np.int64))
+        _, labels = np.unique(self.labels[rows], return_inverse=True)
+        return HeadData(self.pooled[torch.from_numpy(rows).to(self.pooled.device)], labels.astype(np.int64))
 
     @property
     def classes(self) -> int:
@@ -144,8 +144,8 @@ def choose_start(setup: Setup, source: BatchSource) -> Setup:
         if choice.name == "model.dim":
             setup.network.embedder.resize_head(choice.value)
     new = {choice.name for choice in choices}
-    earlier = [choice for choice in setup.chosen if choice.name not in new]
-    return replace(setup, config=config, chosen=[*earlier, *choices], undecided=frozenset())
+    earlier = [choice for choice in setup.auto_settings if choice.name not in new]
+    return replace(setup, config=config, auto_settings=[*earlier, *choices], undecided=frozenset())
 
 
 def _head_only(setup: Setup) -> bool:
@@ -259,8 +259,8 @@ def measured_head(embedder: Embedder, data: HeadData) -> HeadResult:
 
 
 def _measured(vectors: Tensor, labels: NDArray[np.int64]) -> HeadResult:
-    found = measure_labelled(unit(vectors.detach()), labels, ks=(1,))
-    return HeadResult(found["r@1"], found["map@r"])
+    metrics = measure_labelled(unit(vectors.detach()), labels, ks=(1,))
+    return HeadResult(metrics["r@1"], metrics["map@r"])
 
 
 def _smaller_batches(config: Config, labels: NDArray[np.int64]) -> Config:
@@ -284,18 +284,18 @@ def whitening_images(config: Config, images: ImageSet) -> WhiteningSet | None:
     Raises:
         ConfigError: there are fewer images than requested.
     """
-    wanted = config.model.whitening
-    if wanted is None and not config.run.head_steps:
+    whitening = config.model.whitening
+    if whitening is None and not config.run.head_steps:
         return None
-    if wanted == SFM_NAME:
+    if whitening == SFM_NAME:
         return WhiteningSet.from_sfm(config.data.validation_root or config.data.root or ".")
-    if not isinstance(wanted, int):
+    if not isinstance(whitening, int):
         return WhiteningSet(images)
     each = config.batch.samples_per_class
-    size, usable = max(wanted // each, 1) * each, int((images.class_sizes >= each).sum()) * each
+    size, usable = max(whitening // each, 1) * each, int((images.class_sizes >= each).sum()) * each
     if size > usable:
         raise ConfigError(
-            f"model.whitening {wanted} learns from {size:,} images, {each} of each class, but only {usable:,} can be used "
+            f"model.whitening {whitening} learns from {size:,} images, {each} of each class, but only {usable:,} can be used "
             f"that way: set model.whitening={usable} or lower."
         )
     sampler = ClassBalancedSampler(images.labels, size, each, seed=config.run.seed, batches_per_epoch=1)
@@ -303,27 +303,27 @@ def whitening_images(config: Config, images: ImageSet) -> WhiteningSet | None:
     return WhiteningSet(images.subset(next(iter(sampler))))
 
 
-def whiten_last_layer(training: Training, chosen: WhiteningSet) -> None:
-    """Set the last layer to a whitening of the ``chosen`` images, then train it alone for ``run.head_steps``.
+def whiten_last_layer(training: Training, whitening_set: WhiteningSet) -> None:
+    """Set the last layer to a whitening of images, then train it alone for ``run.head_steps``.
 
     All processes end with the same numbers.
 
     Args:
         training: before its first step.
-        chosen: see ``whitening_images``.
+        whitening_set: see ``whitening_images``.
 
     Raises:
         InputError: too few images of one class for the number of dimensions.
     """
     embedder, processes, train = training.network.embedder, training.machine.processes, training.sets.train
     # Perhaps hours on a CPU.
-    processes.run_on_rank_zero(lambda: start_last_layer(training.config, embedder, chosen, train))
+    processes.run_on_rank_zero(lambda: start_last_layer(training.config, embedder, whitening_set, train))
     if processes.size > 1:
         for parameter in embedder.head.parameters():
             dist.broadcast(parameter.data, src=0)
 
 
-def start_last_layer(config: Config, embedder: Embedder, chosen: WhiteningSet, train: ImageSet) -> None:
+def start_last_layer(config: Config, embedder: Embedder, whitening_set: WhiteningSet, train: ImageSet) -> None:
     """The work of ``whiten_last_layer`` on one process."""
     policy, frozen = config.data.on_bad_image, config.model.freeze
     if config.model.whitening == "all":
@@ -338,9 +338,9 @@ def start_last_layer(config: Config, embedder: Embedder, chosen: WhiteningSet, t
             raise ConfigError(f"model.whitening=identity keeps the features as they are: set model.dim={size}.")
         embedder.set_whitening(Whitening(torch.zeros(size), torch.eye(size)).as_layer())
     elif config.model.whitening is not None:
-        embedder.set_whitening(chosen.learn(embedder, config.run.seed, on_bad_image=policy))
+        embedder.set_whitening(whitening_set.learn(embedder, config.run.seed, on_bad_image=policy))
     if config.run.head_steps:
-        found = part_rows(embedder, train, on_bad_image=policy)
-        data = HeadData(torch.from_numpy(np.asarray(found.rows)), train.labels)
+        pooled = part_rows(embedder, train, on_bad_image=policy)
+        data = HeadData(torch.from_numpy(np.asarray(pooled.rows)), train.labels)
         lr = 1e-4 if config.optimizer.lr == "auto" else config.optimizer.lr
-        train_head(embedder, data.of(np.isfinite(found.rows[:, 0])), config, lr, config.run.head_steps)
+        train_head(embedder, data.of(np.isfinite(pooled.rows[:, 0])), config, lr, config.run.head_steps)

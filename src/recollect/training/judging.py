@@ -138,8 +138,8 @@ def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, s
     if not is_pretrained(config.model):
         return JudgedTraining(reason="the network started from random weights")
     keys = content_keys(test)
-    known = trained_on(train)
-    screened = exclude_trained_classes(test, keys, known, "keep")
+    record = trained_on(train)
+    screened = exclude_trained_classes(test, keys, record, "keep")
     unseen = ~np.isin(np.array(test.class_names, object)[test.labels], screened.trained_classes)
     if not unseen.any():
         return JudgedTraining(reason="all images to test on were trained on")
@@ -156,43 +156,45 @@ def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, s
     if steps and config.model.whitening == "all":
         start = make_embedder(config.model, config.run.seed).to(device).eval()
         closed_form = replace(config, run=replace(config.run, head_steps=0))
-        chosen = whitening_images(closed_form, train)
-        if chosen is not None:
-            start_last_layer(closed_form, start, chosen, train)
+        whitening_set = whitening_images(closed_form, train)
+        if whitening_set is not None:
+            start_last_layer(closed_form, start, whitening_set, train)
             vectors[START] = embedded(start).rows
     read = np.all([np.isfinite(rows[:, 0]) for rows in vectors.values()], axis=0)
     labels = images.labels[read]
     if len(labels) < 2 or np.bincount(labels).max() < 2:
         return JudgedTraining(skipped=trained.skipped, reason="no held-out class has two images that can be read")
-    found = {name: evaluate(rows[read], labels, ks=(1, 10), metrics=("r@k", "map@r")) for name, rows in vectors.items()}
-    verdicts = {name: verdict(found[name], found["trained"]) for name in (PRETRAINED, START) if name in found}
+    results = {
+        name: evaluate(rows[read], labels, ks=(1, 10), metrics=("r@k", "map@r")) for name, rows in vectors.items()
+    }
+    verdicts = {name: verdict(results[name], results["trained"]) for name in (PRETRAINED, START) if name in results}
     if not steps:
         verdicts = {name: replace(each, subject=CLOSED_FORM) for name, each in verdicts.items()}
-    return JudgedTraining(verdicts, trained.skipped, remarks=_remarks(test, images, labels, known, keys))
+    return JudgedTraining(verdicts, trained.skipped, remarks=_remarks(test, images, labels, record, keys))
 
 
-def _remarks(test: ImageSet, images: ImageSet, read: NDArray[np.int64], known: TrainedOn, keys: Keys) -> list[Remark]:
+def _remarks(test: ImageSet, images: ImageSet, read: NDArray[np.int64], record: TrainedOn, keys: Keys) -> list[Remark]:
     """Which held-out classes a verdict leaves out, and how many of its images were trained on.
 
     Args:
         test: the images held out. images: those of unseen classes, with their ``keys``.
         read: labels of those that could be read.
-        known: what was trained on.
+        record: what was trained on.
     """
     sizes = np.bincount(read, minlength=len(images.class_names))
-    here = np.bincount(images.labels, minlength=len(images.class_names)) > 0
-    trained = len(np.unique(test.labels)) - int(here.sum())
+    present = np.bincount(images.labels, minlength=len(images.class_names)) > 0
+    trained = len(np.unique(test.labels)) - int(present.sum())
     missing = (
         (trained, "class that was trained on/classes that were trained on"),
         (
-            int((here & (sizes == 0)).sum()),
+            int((present & (sizes == 0)).sum()),
             "class without an image that can be read/classes without an image that can be read",
         ),
         (int((sizes == 1).sum()), "class with a single image/classes with a single image"),
     )
-    said = "; ".join(number_of(count, words) for count, words in missing if count)
-    remarks = [Remark(f"not included: {said}")] if said else []
-    copies = exclude_trained_classes(images, keys, known, "keep").trained_images
+    text = "; ".join(number_of(count, words) for count, words in missing if count)
+    remarks = [Remark(f"not included: {text}")] if text else []
+    copies = exclude_trained_classes(images, keys, record, "keep").trained_images
     if copies:
         count = number_of(copies, "image of the held-out classes was/images of the held-out classes were")
         remarks.append(Remark(f"{count} trained on, in other classes", warning=True))
@@ -207,26 +209,26 @@ def judge_training(training: Training, steps: int, remark: Callable[[str], None]
         steps: number of steps taken.
         remark: called with each line.
     """
-    config, held_out, found = training.config, training.sets.held_out, JudgedTraining()
+    config, held_out, judged = training.config, training.sets.held_out, JudgedTraining()
     if held_out is None:
         if config.run.verdict and config.data.train_split != "all":  # the plan has said so
             remark("verdict    none: there are no classes to test on that were not trained on")
-        return found
+        return judged
 
     def work() -> None:
-        nonlocal found
+        nonlocal judged
         try:
-            found = judge(config, training.network.embedder, training.sets.train, held_out, steps)
+            judged = judge(config, training.network.embedder, training.sets.train, held_out, steps)
         except RecollectError as error:
-            found.reason = str(error)
+            judged.reason = str(error)
 
     training.machine.processes.run_on_rank_zero(work)
-    if found.reason:
-        remark(f"verdict    none: {found.reason}")
+    if judged.reason:
+        remark(f"verdict    none: {judged.reason}")
     words = {PRETRAINED: f"{config.model.init} without training", START: "its own start (0 steps)"}
-    for name, each in found.verdicts.items():
+    for name, each in judged.verdicts.items():
         classes = number_of(each.classes, "held-out class")
         remark(f"verdict    against {words[name]}, on {classes}: {each.sentence()}")
-    for line in found.remarks:
+    for line in judged.remarks:
         remark(f"verdict    {line}")
-    return found
+    return judged

@@ -150,10 +150,10 @@ class Plan:
             "verdict": self.seconds_verdict,
         }
         # Every part of at least 5 %.
-        shown = [
+        large = [
             f"{name} {in_words(value)}" for name, value in parts.items() if value >= max(0.05 * self.seconds, 1e-9)
         ]
-        yield "time", f"about {in_words(self.seconds)}" + (f": {', '.join(shown)}" if self.seconds >= 1 else "")
+        yield "time", f"about {in_words(self.seconds)}" + (f": {', '.join(large)}" if self.seconds >= 1 else "")
         yield from (("chosen", str(setting)) for setting in self.chosen)
 
     def _data_rows(self) -> Iterator[tuple[str, str]]:
@@ -268,8 +268,8 @@ def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
     step = computing + reading if shares_cores else max(computing, reading)
     choosing = 0.0
     if trials := len(RATES) * trial_steps(setup):  # on half of the classes, by one process
-        half, alone = read(mine[: min(len(mine) // 2, LARGEST)]), replace(trained, processes=Processes())
-        choosing = trials * min(step_on(half, alone) for _ in range(2))
+        half, single = read(mine[: min(len(mine) // 2, LARGEST)]), replace(trained, processes=Processes())
+        choosing = trials * min(step_on(half, single) for _ in range(2))
     forward = machine.seconds_of(embed) / len(mine[: min(done, _EMBEDDED)])
     watched = [each for each in (sets.validation, sets.test) if each is not None]
     ranking = sum(_ranking_seconds(setup, each) for each in watched if sets.benchmark is None or each is sets.test)
@@ -335,7 +335,7 @@ def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
         evaluations=evaluations,
         seconds_per_evaluation=evaluation,
         seconds_verdict=verdict,
-        chosen=setup.chosen,
+        chosen=setup.auto_settings,
     )
 
 

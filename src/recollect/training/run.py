@@ -207,21 +207,21 @@ class RunFolder(RunFiles):
             f"{printable(str(new[0]))}"
         )
 
-    def keep_batch(self, rank: int, batch: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
+    def keep_batch(self, rank: int, batch: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
         """Save the batch at which a training diverged, for inspection.
 
         Args:
             rank: of the process.
             batch: tensors, into ``batch.pt``.
-            about: plain values with the ``step``, into ``batch.json``.
+            facts: plain values with the ``step``, into ``batch.json``.
 
         Returns:
             Its folder.
         """
-        folder = self.stopped / f"step-{about['step']}" / f"process-{rank}"
+        folder = self.stopped / f"step-{facts['step']}" / f"process-{rank}"
         with atomic_write(folder / "batch.pt") as file:
             torch.save(dict(batch), file)
-        write_json(folder / "batch.json", dict(about))
+        write_json(folder / "batch.json", dict(facts))
         return folder
 
     def append_log(self, *lines: str) -> None:
@@ -238,9 +238,9 @@ class RunFolder(RunFiles):
 
     def forget_after(self, step: int, remark: Callable[[str], None] = lambda line: None) -> None:
         """Remove the lines of steps after ``step``, which a resumed run repeats, and damaged lines."""
-        kept = [record for record in self.read_metrics(remark) if record["step"] <= step]
+        records = [record for record in self.read_metrics(remark) if record["step"] <= step]
         if self.metrics_file.exists():
-            write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in kept))
+            write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def _is_record(record: Mapping[str, Any]) -> bool:
@@ -451,12 +451,12 @@ def refuse_other_weights(run: RunFolder, digest: str | None) -> None:
     Raises:
         ConfigError: others are recorded.
     """
-    known = run.read_manifest().get("weights") or {}
-    before = str(known.get("sha256") or "")
+    weights = run.read_manifest().get("weights") or {}
+    before = str(weights.get("sha256") or "")
     if before and before != digest:
         these = "random ones" if digest is None else f"{digest[:16]}…"
         raise ConfigError(
-            f"{run.path} was started from other weights: {known.get('file')} with the SHA-256 {before[:16]}…, not {these}. "
+            f"{run.path} was started from other weights: {weights.get('file')} with the SHA-256 {before[:16]}…, not {these}. "
             "Name their file with --weights PATH, or start a new run."
         )
 
@@ -474,7 +474,7 @@ def resumable(how: str) -> Iterator[None]:
 # The result -----------------------------------------------------------
 
 
-_KEPT = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}}
+_OUTCOME = {"steps": 0, "seconds": 0.0, "chosen_step": 0, "metrics": {}}
 
 
 @dataclass(frozen=True)
@@ -494,11 +494,14 @@ class Outcome:
 
     def for_manifest(self, **more: Any) -> dict[str, Any]:
         """Plain values: ``outcome``, with ``more`` in it, and ``verdicts``."""
-        kept = {name: value for name, value in vars(self).items() if name in _KEPT}
-        return {"outcome": {**kept, **more}, "verdicts": {name: each.as_dict() for name, each in self.verdicts.items()}}
+        values = {name: value for name, value in vars(self).items() if name in _OUTCOME}
+        return {
+            "outcome": {**values, **more},
+            "verdicts": {name: each.as_dict() for name, each in self.verdicts.items()},
+        }
 
     @classmethod
     def of_manifest(cls, folder: Path, outcome: Mapping[str, Any], verdicts: Mapping[str, Any]) -> Outcome:
         """The inverse of ``for_manifest``, also of what earlier versions wrote."""
-        values = {name: outcome.get(name, default) for name, default in _KEPT.items()}
+        values = {name: outcome.get(name, default) for name, default in _OUTCOME.items()}
         return cls(folder, **values, verdicts={name: Verdict.from_dict(each) for name, each in verdicts.items()})

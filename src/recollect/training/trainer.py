@@ -158,10 +158,10 @@ def _train(
             refuse_other_weights(run, setup.network.embedder.config.provenance.sha256)
         begun = time.monotonic()
         with contextlib.closing(open_source(setup)) as source:
-            planned = setup.chosen
+            planned = setup.auto_settings
             if run is None:
                 setup = choose_start(setup, source)
-            for setting in [setting for setting in setup.chosen if setting not in planned] if first else []:
+            for setting in [setting for setting in setup.auto_settings if setting not in planned] if first else []:
                 lines.append(f"chosen     {setting}")
                 logger.info(lines[-1])
             with contextlib.closing(build(setup, source)) as training:
@@ -225,7 +225,7 @@ def _place(
                 "fingerprints": sets.fingerprints(),
             },
             "weights": training.network.embedder.config.provenance.as_dict(),
-            "choices": [vars(setting) for setting in training.chosen],
+            "choices": [vars(setting) for setting in training.auto_settings],
             "plan": planned,
             "preparation_seconds": round(preparation, 1),
         }
@@ -287,10 +287,10 @@ class Trainer:
 
         ``tested``: those of the images that the verdict is given on.
         """
-        found = self._skipped() | {bad.name: bad for bad in tested}
-        if len(found) > len(self.skipped) and self.first:
-            self.log_result(self.folder.note_skipped(list(found.values()), self.skipped))
-        self.skipped = frozenset(found)
+        skipped = self._skipped() | {bad.name: bad for bad in tested}
+        if len(skipped) > len(self.skipped) and self.first:
+            self.log_result(self.folder.note_skipped(list(skipped.values()), self.skipped))
+        self.skipped = frozenset(skipped)
 
     def _skipped(self) -> dict[str, BadImage]:
         return {name: bad for each in self.processes.all_gather(self.training.skipped) for name, bad in each.items()}
@@ -305,11 +305,11 @@ class Trainer:
             if self.progress.best:  # needed after the last step; better to fail now
                 read_checkpoint(self.folder.best(self.progress.best["step"]))
             self.remark(f"resumed    after step {self.progress.step:,}")
-        elif (chosen := whitening_images(self.config, self.training.sets.train)) is not None:
-            whiten_last_layer(self.training, chosen)
-            whose = "training" if chosen.pairs is None else "SfM-120k"
+        elif (whitening_set := whitening_images(self.config, self.training.sets.train)) is not None:
+            whiten_last_layer(self.training, whitening_set)
+            whose = "training" if whitening_set.pairs is None else "SfM-120k"
             unread = self._skipped()
-            count = sum(name not in unread for name in chosen.images.names)
+            count = sum(name not in unread for name in whitening_set.images.names)
             source = f"starts from {count:,} {whose} images"
             identity = self.config.model.whitening == "identity"
             self.remark(f"whitening  the last layer {'is the identity' if identity else source}")
