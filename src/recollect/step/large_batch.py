@@ -88,7 +88,8 @@ def large_batch_step(
         images: a tensor with M rows; or a tuple or dict of such tensors, given to the model as arguments; or a list of
             M tensors of any shapes, given as a list. They may stay on the CPU: chunks are moved to the model's device.
         labels: M labels, any type.
-        chunk_size: images per graph; ``"auto"`` finds what fits and remembers it.
+        chunk_size: maximum number of images per graph; chunks are as equal as possible. ``"auto"`` finds what fits and
+            remembers it.
         autocast: ``torch.bfloat16`` or ``torch.float16`` for the network; by default the active autocast. The
             loss always sees float32 or better.
         scaler: for float16. The gradients left are then scaled, as ``scaler.scale(loss).backward()`` leaves them.
@@ -134,8 +135,9 @@ def large_batch_step(
         chunk_size = find_chunk(model, images, dtype)
     elif chunk_size < 1:
         raise ConfigError(f"chunk_size must be 1 or more, or 'auto', not {chunk_size}.")
-    chunks = [slice(start, min(start + chunk_size, total)) for start in range(0, total, chunk_size)]
-    info.chunk_size = min(chunk_size, total)
+    # Equal chunks: the last is not embedded twice, so a small remainder there would save little.
+    info.chunk_size = size = -(-total // -(-total // chunk_size))
+    chunks = [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
     shares = hasattr(loss, "share") and processes.size > 1
     own = list(loss.parameters()) if isinstance(loss, nn.Module) else []
