@@ -1,7 +1,4 @@
-"""``recollect eval`` on vectors, and how it wires models and data to the evaluation.
-
-Also covers ``cli/eval_tables.py``.
-"""
+"""``recollect eval`` on vectors, and how it wires models and data to the evaluation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Help that does not wait, names the shell completes, output for scripts, silence when asked for.
-
-Also covers ``cli/data.py``, ``cli/demo.py``, ``cli/report.py``.
-"""
+"""Help that does not wait, names the shell completes, output for scripts, silence when asked for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``recollect index`` and ``recollect search`` on an index, as a user types them.
-
-Also covers ``cli/calibrate.py``, ``cli/duplicates.py``, ``cli/search.py``, ``report/search_page.py``.
-"""
+"""``recollect index`` and ``recollect search`` on an index, as a user types them."""
 
 from __future__ import annotations
 

@@ -8,20 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from recollect.cli.options import (
-    AsJson,
-    Commands,
-    MaxPixels,
-    Quiet,
-    app,
-    complete_data,
-    complete_loss,
-    complete_model,
-    complete_recipe,
-    given,
-    print_json,
-)
+from recollect.cli import options
 from recollect.common.errors import InputError
 from recollect.common.text import printable
 
@@ -53,23 +42,15 @@ def _print_table(columns: tuple[str, ...], rows: Iterable[Iterable[str]], least_
     _console(least_width).print(table)
 
 
-def _print_lines(lines: dict[str, str]) -> None:
-    for title, value in lines.items():
-        typer.echo(printable(f"{title:13} {value}"))
-
-
 # Recipes ------------------------------------------------------------------------------------------------------------
 
 
-@app.command("recipes")
+@options.app.command("recipes")
 def recipes(
     words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME|WORD", autocompletion=complete_recipe, help="One recipe, or words a name must contain."
-        ),
+        list[str] | None, options.recipe_argument(metavar="NAME|WORD", help="One recipe, or words a name must contain.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """List the recipes, or show one.
 
@@ -84,7 +65,7 @@ def recipes(
     if not isinstance(matches, list):
         _show_recipe(matches, " ".join(words or []), as_json)
     elif as_json:
-        print_json([_recipe_summary(recipe) for recipe in matches])
+        options.print_json([_recipe_summary(recipe) for recipe in matches])
     else:
         rows = []
         for recipe in matches:
@@ -107,7 +88,7 @@ def _show_recipe(recipe: Recipe, name: str, as_json: bool) -> None:
     settings, origins = as_mapping(resolve(name)), recipe.origins
     if as_json:
         places = {key: asdict(origin) for key, origin in origins.items()}
-        print_json({**_recipe_summary(recipe), "config": settings, "origins": places})
+        options.print_json({**_recipe_summary(recipe), "config": settings, "origins": places})
         return
     typer.echo(printable("\n".join([recipe.name, recipe.description, *(f"Note: {note}" for note in recipe.notes)])))
     if recipe.published:
@@ -143,15 +124,12 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]
 # Models -------------------------------------------------------------------------------------------------------------
 
 
-@app.command("models")
+@options.app.command("models")
 def models(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            autocompletion=complete_model, help="Show one: a name from the list, timm:<full tag>, or file.py:name."
-        ),
+        str | None, options.model_argument(help="Show one: a name from the list, timm:<full tag>, or file.py:name.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """List the initialisations an embedder can start from, or show one in full."""
     from recollect import available_models, describe_model
@@ -159,9 +137,10 @@ def models(
 
     if name is not None:
         model = describe_model(name)
-        print_json(_model_summary(model)) if as_json else _print_lines(_model_lines(model))
+        lines = [f"{title:13} {value}" for title, value in _model_lines(model).items()]
+        options.print_json(_model_summary(model)) if as_json else typer.echo(printable("\n".join(lines)))
     elif as_json:
-        print_json([*map(_model_summary, available_models().values()), *added("backbone")])
+        options.print_json([*map(_model_summary, available_models().values()), *added("backbone")])
     else:
         columns = ("name", "paper", "architecture", "dim", "size", "mean/std", "params", "weights", "licence")
         _print_table(columns, map(_model_row, available_models().values()), least_width=160)
@@ -242,23 +221,23 @@ def _model_lines(model: Initialization) -> dict[str, str]:
 # Losses -------------------------------------------------------------------------------------------------------------
 
 
-@app.command("losses")
+@options.app.command("losses")
 def losses(
     name: Annotated[
-        str | None, typer.Argument(autocompletion=complete_loss, help="Show this loss with its options.")
+        str | None, Argument(autocompletion=options.complete_loss, help="Show this loss with its options.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """List the losses, or show one with its options and defaults."""
     from recollect import available_losses, describe_loss
 
     if name is not None:
         description = describe_loss(name)
-        print_json(asdict(description)) if as_json else _show_loss(description)
+        options.print_json(asdict(description)) if as_json else _show_loss(description)
         return
     entries = available_losses().values()
     if as_json:
-        print_json([asdict(entry) for entry in entries])
+        options.print_json([asdict(entry) for entry in entries])
         return
     _print_table(
         ("loss", "family", "memory", "extra", "own", "what it is"),
@@ -294,12 +273,12 @@ def _show_loss(description: Any) -> None:
 
 # Data ---------------------------------------------------------------------------------------------------------------
 
-data = Commands(help="List the data sets, or check a copy of one.")
-app.add_typer(data, name="data")
+data = options.Commands(help="List the data sets, or check a copy of one.")
+options.app.add_typer(data, name="data")
 
 
 @data.callback(invoke_without_command=True)
-def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
+def list_sources(context: typer.Context, as_json: options.AsJson = False) -> None:
     """List the data sets: what they are, their published counts, where to get them, their terms."""
     if context.invoked_subcommand is not None:
         if as_json:
@@ -315,7 +294,7 @@ def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
         for source in sources:
             counts = {split: {"images": n.images, "classes": n.classes} for split, n in source.published.items()}
             rows.append({**{key: getattr(source, key) for key in keys}, "published": counts})
-        print_json([*rows, *added("data set")])
+        options.print_json([*rows, *added("data set")])
         return
     for source in sources:
         typer.echo(f"{source.name:<13}{source.title}")
@@ -331,23 +310,19 @@ def list_sources(context: typer.Context, as_json: AsJson = False) -> None:
 
 @data.command()
 def verify(
-    name: Annotated[str, typer.Argument(autocompletion=complete_data, help="The data set, e.g. sop or folder.")],
-    root: Annotated[
-        Path | None, typer.Argument(help="The folder of the data set; for folder, also a CSV file.")
-    ] = None,
+    name: Annotated[str, options.data_argument(help="The data set, e.g. sop or folder.")],
+    root: Annotated[Path | None, Argument(help="The folder of the data set; for folder, also a CSV file.")] = None,
     samples_per_class: Annotated[
-        int,
-        typer.Option("--samples-per-class", "-m", min=1, max=10**6, help="Images per class in a batch."),
+        int, Option("--samples-per-class", "-m", min=1, max=10**6, help="Images per class in a batch.")
     ] = 4,
-    csv: Annotated[str | None, typer.Option(help="For folder: the CSV file, relative to ROOT.")] = None,
+    csv: Annotated[str | None, Option(help="For folder: the CSV file, relative to ROOT.")] = None,
     nested: Annotated[
-        bool,
-        typer.Option("--nested", help="For folder: the folders of ROOT are the classes, though they contain folders."),
+        bool, Option("--nested", help="For folder: the folders of ROOT are the classes, though they contain folders.")
     ] = False,
-    max_pixels: MaxPixels = None,
-    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Number of reading threads.")] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    max_pixels: options.MaxPixels = None,
+    workers: Annotated[int | None, Option(min=1, max=1024, help="Number of reading threads.")] = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Check every file of a data set: counts, missing, unreadable, identical, class sizes.
 
@@ -357,10 +332,10 @@ def verify(
     """
     from recollect import verify_data
 
-    options = given(csv=csv, nested=nested or None)
-    report = verify_data(name, root, samples_per_class=samples_per_class, workers=workers, **options)
+    layout = options.drop_none(csv=csv, nested=nested or None)
+    report = verify_data(name, root, samples_per_class=samples_per_class, workers=workers, **layout)
     if as_json:
-        print_json(report.as_dict())
+        options.print_json(report.as_dict())
     else:
         typer.echo(printable(report.as_text()))  # file names need not be valid text
     if not report.ok:

@@ -26,16 +26,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from recollect.cli.options import app
+from recollect.cli.options import app, discard_output
 from recollect.common import console
 from recollect.common.errors import FULL, DataWarning, RecollectError, causes, storage_error, unreadable
 from recollect.common.machine import keep_freed_memory, spin_briefly
 from recollect.common.text import printable
 
-for _file in (
-    *("train", "studies", "eval", "embed", "whiten", "export", "report", "index", "search", "serve", "calibrate"),
-    *("duplicates", "about"),
-):
+for _file in ("train", "studies", "evaluate", "search", "about"):
     import_module(f"recollect.cli.{_file}")  # defines its commands on import
 
 _DATABASE = ("database or disk is full", "readonly database", "unable to open database", "disk image is malformed")
@@ -109,9 +106,8 @@ def report_error(error: BaseException) -> int:
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed
         if message:
             print(f"recollect: {printable(message)}", file=sys.stderr, flush=True)
-    if code == 141:  # otherwise Python prints an error on exit
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if code == 141:
+        discard_output()
     return code
 
 

@@ -13,10 +13,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from recollect._version import __version__
@@ -77,9 +79,14 @@ class _AllCommands(TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            with contextlib.suppress(OSError, ValueError):  # otherwise Python prints an error on exit
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
             raise SystemExit(141) from error
+
+
+def discard_output() -> None:
+    """Write what is left of standard output to nowhere; otherwise Python prints an error on exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = Commands(
@@ -102,19 +109,15 @@ def _version(show: bool) -> None:
 def common_options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     quiet: Annotated[
         bool,
-        typer.Option(
-            "--quiet", "-q", help="Print only results: no progress, no messages. Also accepted after a command."
-        ),
+        Option("--quiet", "-q", help="Print only results: no progress, no messages. Also accepted after a command."),
     ] = False,
     trust: Annotated[
         bool,
-        typer.Option(
-            "--trust", help="Run outside code that a run or a saved model names. Also accepted after a command."
-        ),
+        Option("--trust", help="Run outside code that a run or a saved model names. Also accepted after a command."),
     ] = False,
 ) -> None:
     """Options before any command."""
@@ -206,15 +209,15 @@ def _at_once(parameter: typer.CallbackParam, value: Any) -> Any:
     return value
 
 
-def _completion(place: str, kind: str = "", ending: str = "") -> Callable[[str], list[str]]:
-    """Completes the names that ``module:function`` lists, and those of installed packages for ``kind``."""
+def _completion(names: str | Iterable[str], kind: str = "", ending: str = "") -> Callable[[str], list[str]]:
+    """Completes names, or those that ``module:function`` lists, and those of installed packages for ``kind``."""
 
     def complete(incomplete: str) -> list[str]:
         from recollect.common.plugins import installed
 
-        module, _, function = place.partition(":")
-        names = [*getattr(import_module(module), function)(), *(installed(kind) if kind else ())]
-        return [f"{name}{ending}" for name in dict.fromkeys(names) if name.startswith(incomplete)]
+        module, _, function = names.partition(":") if isinstance(names, str) else ("", "", "")
+        every = [*(getattr(import_module(module), function)() if module else names), *(installed(kind) if kind else ())]
+        return [f"{name}{ending}" for name in dict.fromkeys(every) if name.startswith(incomplete)]
 
     return complete
 
@@ -224,20 +227,22 @@ complete_setting = _completion("recollect.config.resolve:known_keys", ending="="
 complete_loss = _completion("recollect:available_losses", "loss")
 complete_model = _completion("recollect:available_models", "backbone")
 complete_data = _completion("recollect:available_data", "data set")
+complete_logger = _completion(("tensorboard", "wandb", "mlflow"), "logger")
 
 
-def complete_logger(incomplete: str) -> list[str]:
-    """Loggers whose name starts with the given text."""
-    from recollect.common.plugins import installed
-
-    names = ("tensorboard", "wandb", "mlflow", *installed("logger"))
-    return [name for name in names if name.startswith(incomplete)]
+# Arguments and options with completion, of which each command has its own help.
+recipe_argument = partial(Argument, autocompletion=complete_recipe)
+recipe_option = partial(Option, autocompletion=complete_recipe)
+model_argument = partial(Argument, autocompletion=complete_model)
+model_option = partial(Option, autocompletion=complete_model)
+data_argument = partial(Argument, autocompletion=complete_data)
+data_option = partial(Option, autocompletion=complete_data)
+settings_option = partial(Option, "--set", metavar="KEY=VALUE")
 
 
 def data_settings(skip_bad: bool, max_pixels: int | None) -> dict[str, Any]:
     """Options about a folder of images as settings."""
-    values: dict[str, Any] = {"data.on_bad_image": "skip"} if skip_bad else {}
-    return values | given(**{"data.max_pixels": max_pixels})
+    return drop_none(**{"data.on_bad_image": "skip" if skip_bad else None, "data.max_pixels": max_pixels})
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, list[str]]:
@@ -266,14 +271,7 @@ def refuse_unused(unused: bool, because: str, *parameters: str) -> None:
         raise InputError(f"{' and '.join(options)} would have no effect {because}: remove {them}.")
 
 
-def is_index(target: str) -> bool:
-    """Whether a target is an index, not a folder or a model."""
-    from recollect.search.stores import base
-
-    return base.is_index(target)
-
-
-def given(**options: Any) -> dict[str, Any]:
+def drop_none(**options: Any) -> dict[str, Any]:
     """The options that the user gave; the called function has defaults for the others."""
     return {name: value for name, value in options.items() if value is not None}
 
@@ -286,47 +284,37 @@ def finite(value: float | None) -> float | None:
 
 
 # Every numeric option has a range, which is checked before any work begins.
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", callback=_at_once, help="Print only results: no progress, no messages.")
+    bool, Option("--quiet", "-q", callback=_at_once, help="Print only results: no progress, no messages.")
 ]
-Device = Annotated[str | None, typer.Option(callback=_at_once, help="Device: cpu, cuda, cuda:1, …")]
-Download = Annotated[bool, typer.Option("--download", help="Download weights that are not on this machine.")]
-Weights = Annotated[str | None, typer.Option(help="Weights file or folder of an initialisation.")]
-Jobs = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="Concurrent runs. Default: one per core; one with a GPU.")
-]
+Device = Annotated[str | None, Option(callback=_at_once, help="Device: cpu, cuda, cuda:1, …")]
+Download = Annotated[bool, Option("--download", help="Download weights that are not on this machine.")]
+Weights = Annotated[str | None, Option(help="Weights file or folder of an initialisation.")]
+Jobs = Annotated[int | None, Option(min=1, max=1024, help="Concurrent runs. Default: one per core; one with a GPU.")]
 Minutes = Annotated[
     float | None,
-    typer.Option(
-        min=0, max=10**7, callback=finite, help="Start no new run after this many minutes; 0 only writes the page."
-    ),
+    Option(min=0, max=10**7, callback=finite, help="Start no new run after this many minutes; 0 only writes the page."),
 ]
-BatchSize = Annotated[int, typer.Option(min=1, max=2**16, help="Images per batch while embedding.")]
+BatchSize = Annotated[int, Option(min=1, max=2**16, help="Images per batch while embedding.")]
 Wait = Annotated[
-    float,
-    typer.Option(min=0, max=10**7, callback=finite, help="Seconds to wait for another process that is writing."),
+    float, Option(min=0, max=10**7, callback=finite, help="Seconds to wait for another process that is writing.")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace existing files.")]
 Dim = Annotated[
-    int | None,
-    typer.Option(min=1, max=2**16, help="Keep the first DIM values of each vector, normalized. Default: all."),
+    int | None, Option(min=1, max=2**16, help="Keep the first DIM values of each vector, normalized. Default: all.")
 ]
-SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Skip images that cannot be read, and list them in the result.")
-]
+SkipBad = Annotated[bool, Option("--skip-bad", help="Skip images that cannot be read, and list them in the result.")]
 MaxPixels = Annotated[
     int | None,
-    typer.Option(callback=_at_once, min=1, max=10**10, help="Refuse images with more pixels. Default: 100 million."),
+    Option(callback=_at_once, min=1, max=10**10, help="Refuse images with more pixels. Default: 100 million."),
 ]
 Recipe = Annotated[
-    str | None,
-    typer.Argument(
-        autocompletion=complete_recipe,
-        help="A recipe's name or a YAML file. Default: glyphs; with --data FOLDER: folder.",
-    ),
+    str | None, recipe_argument(help="A recipe's name or a YAML file. Default: glyphs; with --data FOLDER: folder.")
 ]
-Data = Annotated[
-    str | None, typer.Option(autocompletion=complete_data, help="A folder of images, or the name of a data set.")
-]
-Root = Annotated[str | None, typer.Option(help="The folder of the data set.")]
+Data = Annotated[str | None, data_option(help="A folder of images, or the name of a data set.")]
+Root = Annotated[str | None, Option(help="The folder of the data set.")]
+MovedModel = Annotated[str | None, Option(help="New folder of the model, if it moved.")]
+Seed = Annotated[int, Option(min=0, max=2**63 - 1, help="Random seed.")]
+Plan = Annotated[bool, Option("--plan", help="Print what would be done, and stop.")]
+SkipBadImages = Annotated[bool, Option("--skip-bad", help="Skip images that cannot be read.")]

@@ -14,25 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer import Option
 
-from recollect.cli.options import (
-    Function,
-    MaxPixels,
-    Quiet,
-    Recipe,
-    Root,
-    app,
-    complete_data,
-    complete_logger,
-    complete_loss,
-    complete_model,
-    complete_setting,
-    data_settings,
-    given,
-    print_json,
-    remarks_aside,
-    show_plan,
-)
+from recollect.cli import options
 from recollect.common.errors import ConfigError
 from recollect.common.text import printable
 from recollect.config.schema import PANELS, Config, meanings
@@ -40,14 +24,19 @@ from recollect.config.schema import PANELS, Config, meanings
 if TYPE_CHECKING:
     from recollect.training.run import Outcome
 
-_COMPLETIONS = {"model.init": complete_model, "loss.name": complete_loss, "run.loggers": complete_logger}
+
+_COMPLETIONS = {
+    "model.init": options.complete_model,
+    "loss.name": options.complete_loss,
+    "run.loggers": options.complete_logger,
+}
 _SETTINGS: dict[str, str] = {}
 """The setting of each option that ``setting_options`` made: ``{"batch_size": "batch.size"}``."""
 
 
-def setting_options(command: Function) -> Function:
+def setting_options(command: options.Function) -> options.Function:
     """Add an option to ``command`` for every setting of the schema that has a panel; it gets their values by keyword."""
-    options, texts = [], meanings()
+    parameters, texts = [], meanings()
     for group, kind in get_type_hints(Config).items():
         hints = get_type_hints(kind) if is_dataclass(kind) else {}
         for item in fields(kind) if is_dataclass(kind) else ():
@@ -55,15 +44,15 @@ def setting_options(command: Function) -> Function:
                 key, name = f"{group}.{item.name}", item.metadata["option"] or item.name
                 annotation = _annotation(key, name, item, hints[item.name], texts[key])
                 default = False if hints[item.name] is bool else None
-                options.append(
+                parameters.append(
                     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
                 )
                 _SETTINGS[name] = key
-    options.sort(key=lambda option: PANELS.index(option.annotation.__metadata__[0].rich_help_panel))
+    parameters.sort(key=lambda option: PANELS.index(option.annotation.__metadata__[0].rich_help_panel))
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    command.__annotations__ |= {option.name: option.annotation for option in options}
+    command.__signature__ = signature.replace(parameters=[*own, *parameters])  # type: ignore[attr-defined]
+    command.__annotations__ |= {option.name: option.annotation for option in parameters}
     return command
 
 
@@ -76,11 +65,11 @@ def _annotation(key: str, name: str, item: Field[Any], hint: Any, text: str) -> 
     several, kinds = get_origin(hint) is tuple, {hint, *get_args(hint)}
     number = next((kind for kind in (int, float) if kind in kinds), None)
     if hint is bool:
-        return Annotated[bool, typer.Option(f"--{name.replace('_', '-')}", **about)]
+        return Annotated[bool, Option(f"--{name.replace('_', '-')}", **about)]
     if number is None:
-        return Annotated[list[str] | None if several else str | None, typer.Option(**about)]
+        return Annotated[list[str] | None if several else str | None, Option(**about)]
     about["metavar"] = f"<{number.__name__}{',...' * several}> {item.metadata['range'].interval}"
-    return Annotated[Any, typer.Option(parser=_numbers if several else _number, **about)]
+    return Annotated[Any, Option(parser=_numbers if several else _number, **about)]
 
 
 def _number(text: str) -> float | str:
@@ -95,48 +84,43 @@ def _numbers(text: str) -> list[float | str]:
     return [_number(part.strip()) for part in text.split(",") if part.strip()]
 
 
-@app.command()
+@options.app.command()
 @setting_options
 def train(
-    recipe: Recipe = None,
+    recipe: options.Recipe = None,
     data: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=complete_data, help="A folder of images, the name of a data set, or your own: file.py:name."
-        ),
+        str | None, options.data_option(help="A folder of images, the name of a data set, or your own: file.py:name.")
     ] = None,
-    root: Root = None,
+    root: options.Root = None,
     test_share: Annotated[
         float | None,
-        typer.Option(
+        Option(
             metavar="<float> [0<x<1]",
             help="Share of a folder's classes held out for testing; train and test folders are pooled. Default: 0.5.",
         ),
     ] = None,
     split_of: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Hold out the classes that this run was not trained on, to compare with it."),
+        Option(metavar="RUN", help="Hold out the classes that this run was not trained on, to compare with it."),
     ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip images that cannot be read.")] = False,
-    max_pixels: MaxPixels = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder to create. Default: a new one in runs/.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume a run exactly.")] = None,
+    skip_bad: options.SkipBadImages = False,
+    max_pixels: options.MaxPixels = None,
+    out: Annotated[Path | None, Option(help="Run folder to create. Default: a new one in runs/.")] = None,
+    resume: Annotated[Path | None, Option(help="Resume a run exactly.")] = None,
     final: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="RUN", help="Train on all classes, none held out, with the settings and the length of this run."
         ),
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Print what would be done, and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome, or the plan, as JSON.")] = False,
-    quiet: Quiet = False,
+    plan: options.Plan = False,
+    as_json: Annotated[bool, Option("--json", help="Print the outcome, or the plan, as JSON.")] = False,
+    quiet: options.Quiet = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", autocompletion=complete_setting, help="Any setting, e.g. batch.size=392."
-        ),
+        options.settings_option(autocompletion=options.complete_setting, help="Any setting, e.g. batch.size=392."),
     ] = None,
-    **options: Any,
+    **panels: Any,
 ) -> None:
     """Train an embedder.
 
@@ -148,18 +132,18 @@ def train(
     import recollect
     from recollect.config.resolve import default_recipe, parse_settings
 
-    values = {_SETTINGS[name]: value for name, value in options.items() if value is not None and value is not False}
+    values = {_SETTINGS[name]: value for name, value in panels.items() if value is not None and value is not False}
     if len(lengths := values.keys() & {"run.steps", "run.epochs"}) == 1:  # giving one replaces the other
         values["run.epochs" if "run.steps" in lengths else "run.steps"] = None
-    values |= data_settings(skip_bad, max_pixels) | given(**{"data.options.test_share": test_share})
+    values |= options.data_settings(skip_bad, max_pixels) | options.drop_none(**{"data.options.test_share": test_share})
     if split_of is not None:
         if not (data or resume or final):
             raise ConfigError("--split-of divides the classes of a folder: give it with --data FOLDER.")
         values |= recollect.split_of(split_of)
     values = parse_settings(settings, values)
-    remarks_aside(as_json)
+    options.remarks_aside(as_json)
     if resume is not None or final is not None:
-        values |= given(**{"data.root": root})
+        values |= options.drop_none(**{"data.root": root})
     if resume is not None:
         if any((recipe, data, final, out, plan)):
             raise ConfigError(
@@ -174,7 +158,7 @@ def train(
     else:
         config = recollect.resolve(recipe or default_recipe(data, root), values, data=data, root=root)
     if plan:
-        show_plan(recollect.plan(config), as_json)
+        options.show_plan(recollect.plan(config), as_json)
     else:
         _show(recollect.train(config, out), as_json)
 
@@ -182,8 +166,8 @@ def train(
 def _show(outcome: Outcome, as_json: bool) -> None:
     model = outcome.folder / "model"
     if as_json:
-        said = {name: found.as_dict() for name, found in outcome.verdicts.items()}
-        print_json({**vars(outcome), "verdicts": said, "model": model})
+        verdicts = {name: verdict.as_dict() for name, verdict in outcome.verdicts.items()}
+        options.print_json({**vars(outcome), "verdicts": verdicts, "model": model})
         return
     for name, metrics in outcome.metrics.items():
         typer.echo(f"{name:<10} " + "  ".join(f"{key} {100 * value:.1f}" for key, value in list(metrics.items())[:4]))
