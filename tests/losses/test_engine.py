@@ -1,4 +1,4 @@
-"""The engine's edges: labels of every kind, bad input, devices, second derivatives, memory."""
+"""The engine's edges: labels of every kind, bad input, second derivatives, memory."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import warnings
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.functional import normalize
 
 import recollect
-from fake_cuda import fake_cuda
 from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP
 from recollect.losses.engine.soft_rank import SoftRank
 from recollect.losses.engine.steps import Sigmoid
 from recollect.losses.engine.tile_loop import LabelLayout, TileRun
-from recollect.losses.rank_loss import TiledLoss
 
 ALL = [RecallAtK, SmoothAP, SupAP, Roadmap]
 
@@ -164,37 +161,6 @@ def test_only_the_references_may_need_a_gradient() -> None:
     references = normalize(torch.randn(12, 8), dim=1).requires_grad_()
     RecallAtK(tau2=0.1)(embeddings, labels, references, labels).backward()
     assert float(references.grad.abs().sum()) > 0
-
-
-def _real(function, listed: bool = False):
-    def run(*args, **options):
-        with unset_fake_temporarily():
-            # Which tensors exist does not depend on the fake mode, only their values do.
-            options = {name: torch.arange(12) if name == "own" and value is not None else value
-                       for name, value in options.items()}  # fmt: skip
-            result = function(*args, **options)
-            return list(result) if listed else result
-
-    return run
-
-
-@pytest.mark.parametrize("loss", ALL)
-@pytest.mark.parametrize("simix", [False, True])
-def test_runs_on_one_device_only(loss: type, simix: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake CUDA tensors refuse to meet CPU ones, so a forgotten .to(device) shows without a GPU."""
-    # What depends on the values of labels is worked out on the CPU and stays real; its result is moved to the device.
-    for name in ("of", "tiles"):
-        monkeypatch.setattr(LabelLayout, name, _real(getattr(LabelLayout, name), listed=name == "tiles"))
-    monkeypatch.setattr(LabelLayout, "num_pairs", (6, 30))
-    monkeypatch.setattr(TiledLoss, "_mix", _real(TiledLoss._mix))
-    monkeypatch.setattr("recollect.losses.rank_loss.check_inputs", lambda *a: None)
-    monkeypatch.setattr("recollect.losses.engine.tile_loop.check_scale", lambda *a: None)
-    labels = torch.arange(12) // 3
-    with fake_cuda():
-        embeddings = torch.empty(12, 8, device="cuda")
-        value = loss(simix=simix)(embeddings, labels)
-    assert value.device.type == "cuda"
-    assert value.shape == ()
 
 
 def test_generator_state_travels_with_the_loss() -> None:

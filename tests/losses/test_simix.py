@@ -34,7 +34,7 @@ def test_bound_on_pairs_is_kept_and_said() -> None:
 
 
 def test_mixing_is_linear_algebra() -> None:
-    """mix_rows, unmix_rows and dense are A S, Aᵀ G and rows of A."""
+    """mix_rows and unmix_rows are A S and Aᵀ G."""
     mixing = draw_mixing(torch.tensor([0, 1, 0, 0, 1]))
     matrix = torch.zeros(len(mixing), 5, dtype=torch.float64)
     for row in range(len(mixing)):
@@ -44,9 +44,6 @@ def test_mixing_is_linear_algebra() -> None:
     gradient = torch.randn(len(mixing), 7, dtype=torch.float64)
     torch.testing.assert_close(mixing.mix_rows(similarities), matrix @ similarities)
     torch.testing.assert_close(mixing.unmix_rows(gradient, 5), matrix.T @ gradient)
-    rows = torch.tensor([6, 0, 8])
-    parents, weights = mixing.dense(rows)
-    torch.testing.assert_close(weights.T, matrix[rows][:, parents])
 
 
 def test_a_generator_reproduces_and_the_global_one_varies() -> None:

@@ -295,6 +295,37 @@ def usable_device(wanted: str, setting: str = "device", *, training: bool = Fals
     return device
 
 
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Multiply float32 matrices in float32 inside the block, even if the program allows TF32 or bfloat16 elsewhere.
+
+    Losses and evaluation need it: differences of a fraction of tau = 0.01, and error bounds, would be lost in rounding.
+    torch has two sets of functions for this and refuses to answer by the older once the newer has been used.
+    """
+    import torch
+
+    backends: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    precisions = [(backend, getattr(backend, "fp32_precision", None)) for backend in backends]  # None before torch 2.9
+    reduced = [(backend, precision) for backend, precision in precisions if precision in ("tf32", "bf16")]
+    older = None
+    with contextlib.suppress(RuntimeError):
+        older = torch.get_float32_matmul_precision()
+    if not reduced and older == "highest":
+        yield
+        return
+    try:
+        if older is not None:
+            torch.set_float32_matmul_precision("highest")
+        for backend, _ in reduced:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        if older is not None:
+            torch.set_float32_matmul_precision(older)
+        for backend, precision in reduced:
+            backend.fp32_precision = precision
+
+
 def seconds_of(work: Callable[[], object], wait: Callable[[], object] | None = None) -> float:
     """The median time of ``work`` in the current state of the machine, busy or not.
 

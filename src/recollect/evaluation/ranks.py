@@ -25,6 +25,7 @@ from torch import Tensor
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import InputError
+from recollect.common.machine import full_precision
 from recollect.evaluation.inputs import Ints, Relevance, Vectors
 from recollect.evaluation.tiles import (
     Limits,
@@ -135,7 +136,7 @@ def stream_ranks(
     line = ProgressLine("ranking", total=len(queries) * len(gallery), unit="pairs", quiet=None if progress else True)
     with line:
         for block in blocks:
-            with torch.no_grad(), _full_precision():
+            with torch.no_grad(), full_precision():
                 shared = queries, gallery, relevance, limits, sign, dtype, plan.rows, places
                 tiles = [QueryTile(numbers, *shared) for numbers in block]
                 _count(tiles, gallery, plan.rows, symmetric, plan.threads(queries.device), line)
@@ -206,14 +207,3 @@ def _product(tile: QueryTile, items: Tensor, start: int, space: Workspace) -> Te
     torch.mm(tile.vectors, items.T, out=product[: len(tile.vectors), : len(items)])
     tile.hide(product, start, len(items))
     return product
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Force products in full float32, even if the calling program allows less: the error bound depends on it."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

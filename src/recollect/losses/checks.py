@@ -19,18 +19,18 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, tor
 
 def check_inputs(
     embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
-) -> None:
-    """Check the input that every loss takes.
+) -> float:
+    """Check the input that every loss takes; returns the greatest similarity that its lengths allow.
 
     Raises:
         InputError: (a ``ValueError``) for the first problem found; the message names the value.
     """
-    _check_pair(embeddings, labels, "embeddings", "labels")
+    longest = longest_reference = _check_pair(embeddings, labels, "embeddings", "labels")
     if (ref_emb is None) != (ref_labels is None):
         missing = "ref_emb" if ref_emb is None else "ref_labels"
         raise InputError(f"ref_emb and ref_labels must be given together, but {missing} is missing.")
     if ref_emb is not None and ref_labels is not None and ref_emb is not embeddings:
-        _check_pair(ref_emb, ref_labels, "ref_emb", "ref_labels")
+        longest_reference = _check_pair(ref_emb, ref_labels, "ref_emb", "ref_labels")
         if ref_emb.shape[1] != embeddings.shape[1]:
             raise InputError(
                 f"embeddings have {embeddings.shape[1]} dimensions and ref_emb {ref_emb.shape[1]}: "
@@ -40,9 +40,10 @@ def check_inputs(
             raise InputError(
                 f"embeddings are on {embeddings.device} and ref_emb on {ref_emb.device}: move one of them."
             )
+    return longest * longest_reference
 
 
-def _check_pair(embeddings: Tensor, labels: Tensor, name: str, labels_name: str) -> None:
+def _check_pair(embeddings: Tensor, labels: Tensor, name: str, labels_name: str) -> float:
     if not isinstance(embeddings, Tensor) or not isinstance(labels, Tensor):
         raise InputError(f"{name} and {labels_name} must be tensors.")
     for tensor, what in ((embeddings, name), (labels, labels_name)):
@@ -77,6 +78,7 @@ def _check_pair(embeddings: Tensor, labels: Tensor, name: str, labels_name: str)
             f"{name} have norms of up to {longest:.3g}, so similarities overflow: L2-normalize them "
             "(torch.nn.functional.normalize)."
         )
+    return longest
 
 
 def greatest_length(embeddings: Tensor) -> float:
@@ -90,14 +92,12 @@ def check_memory(value: Any) -> int:
     return check_whole("memory", value, 1, 2**60)
 
 
-def check_scale(queries: Tensor, references: Tensor, tau: float, dtype: torch.dtype) -> None:
-    """Refuse similarities so large that ``dtype`` cannot resolve differences of a fraction of ``tau``.
+def check_scale(greatest: float, tau: float, dtype: torch.dtype) -> None:
+    """Refuse similarities of up to ``greatest`` if ``dtype`` cannot resolve differences of a fraction of ``tau`` in them.
 
     Raises:
         InputError: the message names the largest possible similarity.
     """
-    longest = greatest_length(queries)
-    greatest = longest * (longest if references is queries else greatest_length(references))
     if greatest / tau > largest_similarity(dtype):
         raise InputError(
             f"the embeddings have similarities of up to {greatest:.3g}, which {str(dtype).removeprefix('torch.')} cannot "

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError, require
 from recollect.common.text import check_whole
-from recollect.losses.checks import check_inputs
+from recollect.losses.checks import check_inputs, greatest_length
 from recollect.losses.engine.tile_loop import Pairing, compute_dtype, count_matches, same_set, zero_loss
 from recollect.losses.metric_learning import MetricLearningLoss, call_in
 from recollect.losses.rank_loss import TiledLoss
@@ -129,7 +129,8 @@ class CrossBatchMemory(nn.Module):
         references = self.stored_embeddings[: self.filled].to(queries.dtype)
         ref_ids = self.stored_labels[: self.filled]
         if isinstance(self.wrapped, TiledLoss):
-            return self.wrapped.of_pairing(Pairing(queries, ids, references, ref_ids, places))
+            greatest = greatest_length(queries) * greatest_length(references)
+            return self.wrapped.of_pairing(Pairing(queries, ids, references, ref_ids, places, greatest))
         positives = count_matches(ids, ref_ids) - (0 if places is None else 1)
         if not bool((positives > 0).any()):
             return zero_loss(embeddings)

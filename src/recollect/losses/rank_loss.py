@@ -149,8 +149,8 @@ class TiledLoss(nn.Module):
             ref_emb: references, N × d. By default the batch itself, with each query excluded from its own references.
             ref_labels: N integers.
         """
-        check_inputs(embeddings, labels, ref_emb, ref_labels)
-        return self.of_pairing(Pairing.of(embeddings, labels, ref_emb, ref_labels))
+        greatest = check_inputs(embeddings, labels, ref_emb, ref_labels)
+        return self.of_pairing(Pairing.of(embeddings, labels, ref_emb, ref_labels, greatest))
 
     def share(self, embeddings: Tensor, labels: Tensor, rank: int, world_size: int) -> Tensor:
         """The part of the loss that comes from one of ``world_size`` shares of the queries.
@@ -160,8 +160,8 @@ class TiledLoss(nn.Module):
         """
         if not 0 <= rank < world_size:
             raise InputError(f"rank {rank} is not one of {world_size} shares: ranks are numbered from 0.")
-        check_inputs(embeddings, labels)
-        return self.of_pairing(Pairing.of(embeddings, labels, None, None), (rank, world_size))
+        greatest = check_inputs(embeddings, labels)
+        return self.of_pairing(Pairing.of(embeddings, labels, None, None, greatest), (rank, world_size))
 
     def of_pairing(self, pairing: Pairing, share: tuple[int, int] = (0, 1)) -> Tensor:
         """The loss of queries against references, already checked."""
@@ -176,10 +176,10 @@ class TiledLoss(nn.Module):
         return (1 - weight) * value + weight * calibrated
 
     def _mix(self, labels: Tensor, ref_labels: Tensor | None) -> tuple[Mixing, Mixing]:
-        queries = draw_mixing(labels.detach().cpu().long(), self.options.max_pairs, self.generator)
+        queries = draw_mixing(labels.cpu().long(), self.options.max_pairs, self.generator)
         if ref_labels is None:
             return queries, queries
-        return queries, draw_mixing(ref_labels.detach().cpu().long(), self.options.max_pairs, self.generator)
+        return queries, draw_mixing(ref_labels.cpu().long(), self.options.max_pairs, self.generator)
 
     def get_extra_state(self) -> dict[str, Any]:
         """The generator's state, so that a resumed run draws what the uninterrupted one would have drawn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
@@ -79,10 +80,7 @@ class RecallAtK(RankLoss):
 
     def query_loss(self, ranks: Ranks) -> Tensor:
         """``mean_k 1 − min(hits_k, k) / min(k, |P_q|)``, T."""
-        k, tau1 = (
-            torch.tensor(values, dtype=ranks.all.dtype, device=ranks.all.device).reshape(-1, 1)
-            for values in (self.k, self.tau1)
-        )
+        k, tau1 = (_column(values, ranks.all.dtype, ranks.all.device) for values in (self.k, self.tau1))
         # Beyond ±60 the sigmoid is 0 or 1 in float64 too; far beyond, it and its gradient would be subnormal.
         ahead = ((k[:, None] - ranks.all) / tau1[:, None]).clamp(-60, 60)
         hits = (torch.sigmoid(ahead) * ranks.mask).sum(1)  # number of k × T
@@ -91,6 +89,13 @@ class RecallAtK(RankLoss):
     def extra_repr(self) -> str:
         """What ``print(loss)`` shows."""
         return f"k={self.k}, tau1={self.tau1}, tau2={self.tau2}, simix={self.simix}, step={self.step}"
+
+
+@functools.cache
+def _column(values: float | tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The values as rows; once per device, because each copy to a GPU would make the host wait for it."""
+    with torch.inference_mode(False):  # or a later gradient could not use it
+        return torch.tensor(values, dtype=dtype, device=device).reshape(-1, 1)
 
 
 _STEPS: dict[str, Callable[[float], Step]] = {"sigmoid": Sigmoid, "asymmetric": Asymmetric}

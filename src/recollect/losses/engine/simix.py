@@ -10,6 +10,7 @@ with ``unmix_rows``.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +38,8 @@ class Mixing:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Mixing:
         """The same matrix on the device and in the type of a computation."""
-        return Mixing(self.first.to(device), self.second.to(device), self.alpha.to(device, dtype))
+        first, second, alpha = move([self.first, self.second, self.alpha], device)
+        return Mixing(first, second, alpha.to(dtype))
 
     def mix_rows(self, similarities: Tensor) -> Tensor:
         """``A S``: rows of similarities to the batch (M × T) become rows to the mixed batch."""
@@ -51,15 +53,20 @@ class Mixing:
         rows.index_add_(0, self.first, share)
         return rows.index_add_(0, self.second, torch.sub(gradient, share, out=share))
 
-    def dense(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows' parents, and A between them: ``parents`` (U), ``A[rows][:, parents]ᵀ`` (U × rows)."""
-        pair = torch.stack([self.first[rows], self.second[rows]])
-        parents, place = torch.unique(pair, return_inverse=True)
-        matrix = self.alpha.new_zeros(len(parents), len(rows))
-        columns = torch.arange(len(rows), device=rows.device)
-        matrix.index_put_((place[0], columns), self.alpha[rows], accumulate=True)
-        matrix.index_put_((place[1], columns), 1 - self.alpha[rows], accumulate=True)
-        return parents, matrix
+    def columns(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows' parents (U), and for each row the places of its two among them and their weights (2 × rows)."""
+        parents, place = torch.unique(torch.stack([self.first[rows], self.second[rows]]), return_inverse=True)
+        return parents, place, torch.stack([self.alpha[rows], 1 - self.alpha[rows]])
+
+
+def move(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of 64-bit numbers on a device, in one copy; on a GPU it does not wait for what was queued before."""
+    if device.type == "cpu":
+        return list(tensors)
+    packed = torch.cat([tensor.flatten().view(torch.int64) for tensor in tensors])
+    packed = (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
+    parts = packed.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def draw_mixing(labels: Tensor, max_pairs: int | None = MAX_PAIRS, generator: torch.Generator | None = None) -> Mixing:

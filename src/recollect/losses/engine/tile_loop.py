@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from recollect.common.machine import full_precision
 from recollect.losses.checks import check_scale
-from recollect.losses.engine.simix import Mixing
+from recollect.losses.engine.simix import Mixing, move
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,6 @@ class TileIndices:
     own: Tensor | None
     count: Tensor
     queries: Tensor
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> TileIndices:
-        """The same indices where they are needed, with weights and counts in the type of the computation."""
-        return TileIndices(
-            self.rows.to(device),
-            None if self.mixing is None else self.mixing.to(device, dtype),
-            self.positives.to(device),
-            self.mask.to(device),
-            None if self.own is None else self.own.to(device),
-            self.count.to(device, dtype),
-            self.queries.to(device),
-        )
 
 
 @dataclass(frozen=True)
@@ -101,7 +90,7 @@ class LabelLayout:
             least: how many references of its class a query needs to take part, including its own row.
             mixing: SiMix of queries and of references.
         """
-        labels, others = labels.detach().cpu().long(), ref_labels.detach().cpu().long()
+        labels, others = labels.cpu().long(), ref_labels.cpu().long()
         if mixing is not None:
             labels, others = labels[mixing[0].first], others[mixing[1].first]
             own = None if own is None else torch.arange(len(labels))
@@ -138,28 +127,40 @@ class LabelLayout:
         positives = same_class - (0 if self.own is None else self.num_queries)
         return positives, self.num_queries * self.num_references - same_class
 
-    def tiles(self, width: int, share: tuple[int, int]) -> Iterator[TileIndices]:
-        """Tiles of at most ``width`` queries, on the CPU; share ``(r, W)`` takes every W-th, which spreads large classes."""
+    def tiles(
+        self, width: int, share: tuple[int, int], device: torch.device, dtype: torch.dtype
+    ) -> Iterator[TileIndices]:
+        """Tiles of at most ``width`` queries, on the device; share ``(r, W)`` takes every W-th, which spreads large classes.
+
+        Counts and weights are of type ``dtype``. Sizes come from the tables on the CPU, so no tile waits for the device.
+        """
         rank, world = share
         width = max(1, min(width, -(-self.num_queries // world)))
-        for begin in range(rank * width, self.num_queries, world * width):
-            yield self._tile(slice(begin, begin + width))
-
-    def _tile(self, part: slice) -> TileIndices:
-        start, size, queries = self.start[part], self.size[part], self.queries[part]
-        count = size if self.place is None else size - 1
-        slot = torch.arange(int(count.max()))[:, None]
-        mask = slot < count
-        position = torch.where(mask, slot, 0)
-        if self.place is not None:
-            position = position + (position >= self.place[part])  # step over the query itself
-        # The padding of a query without positives still needs a valid row.
-        positives = self.members[(start + position).clamp_(max=len(self.members) - 1)]
-        rows, mixing = queries, None
+        parts = [slice(begin, begin + width) for begin in range(rank * width, self.num_queries, world * width)]
+        tables = [self.queries, self.start, self.size, self.members]
+        if self.own is not None and self.place is not None:
+            tables += [self.own, self.place]
         if self.mixing is not None:
-            rows, mixing = self.mixing[0].dense(queries)
-        own = None if self.own is None else self.own[part]
-        return TileIndices(rows, mixing, positives, mask, own, count, queries)
+            tables += [table for part in parts for table in self.mixing[0].columns(self.queries[part])]
+        queries, start, size, members, *others = move(tables, device)
+        own, place = (others.pop(0), others.pop(0)) if self.own is not None else (None, None)
+        for part in parts:
+            count = size[part] if place is None else size[part] - 1
+            most = int(self.size[part].max()) - (place is not None)
+            slot = torch.arange(most, device=device)[:, None]
+            mask = slot < count
+            position = torch.where(mask, slot, 0)
+            if place is not None:
+                position = position + (position >= place[part])  # step over the query itself
+            # The padding of a query without positives still needs a valid row.
+            positives = members[(start[part] + position).clamp_(max=len(members) - 1)]
+            rows, mixing = queries[part], None
+            if self.mixing is not None:
+                rows, parent, weight = others.pop(0), others.pop(0), others.pop(0).to(dtype)
+                mixing = weight.new_zeros(len(rows), weight.shape[1]).scatter_add_(0, parent, weight)
+            yield TileIndices(
+                rows, mixing, positives, mask, None if own is None else own[part], count.to(dtype), queries[part]
+            )
 
 
 def count_matches(ids: Tensor, ref_ids: Tensor) -> Tensor:
@@ -212,6 +213,7 @@ class Pairing:
         references: N × d; ``embeddings`` itself where the batch is its own reference set.
         ref_labels: N integers.
         own: for each query, the row of the references that is the query itself; None if there is none.
+        greatest: the greatest similarity that the lengths of the vectors allow.
     """
 
     embeddings: Tensor
@@ -219,13 +221,17 @@ class Pairing:
     references: Tensor
     ref_labels: Tensor
     own: Tensor | None
+    greatest: float
 
     @classmethod
-    def of(cls, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None) -> Pairing:
-        """The batch with a reference set, or with itself."""
+    def of(
+        cls, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None, greatest: float
+    ) -> Pairing:
+        """The batch with a reference set, or with itself; labels are read on the CPU."""
         if ref_emb is None or ref_labels is None or same_set(embeddings, labels, ref_emb, ref_labels):
-            return cls(embeddings, labels, embeddings, labels, torch.arange(len(labels)))
-        return cls(embeddings, labels, ref_emb, ref_labels, None)
+            labels = labels.detach().cpu()
+            return cls(embeddings, labels, embeddings, labels, torch.arange(len(labels)), greatest)
+        return cls(embeddings, labels.detach().cpu(), ref_emb, ref_labels.detach().cpu(), None, greatest)
 
     @property
     def same(self) -> bool:
@@ -262,7 +268,7 @@ def tiled_loss(
     embeddings, references = pairing.embeddings, pairing.references
     if not layout.num_queries:
         return zero_loss(embeddings, None if pairing.same else references)
-    check_scale(embeddings, references, term.tau, compute_dtype(embeddings, references))
+    check_scale(pairing.greatest, term.tau, compute_dtype(embeddings, references))
     wanted = torch.is_grad_enabled() and (embeddings.requires_grad or references.requires_grad)
     value: Tensor = _TiledLoss.apply(embeddings, references, term, layout, memory, share, wanted)
     return value
@@ -284,7 +290,7 @@ class _TiledLoss(torch.autograd.Function):
     ) -> Tensor:
         dtype, same = compute_dtype(embeddings, references), references is embeddings
         # Autocast would compute the products in half precision, where a step of tau = 0.01 is lost in rounding.
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with torch.autocast(embeddings.device.type, enabled=False), full_precision():
             queries = embeddings.detach().to(dtype)
             run = TileRun(queries, queries if same else references.detach().to(dtype), term, layout, memory, wanted)
             value, grads = run.total(share)
@@ -330,8 +336,7 @@ class TileRun:
 
     def tiles(self, share: tuple[int, int] = (0, 1)) -> Iterator[tuple[Tensor, TileIndices]]:
         """Similarities / tau of (mixed) references to a tile's queries, and the tile's indices."""
-        for tile in self.layout.tiles(self.term.width(self), share):
-            tile = tile.to(self.queries.device, self.queries.dtype)
+        for tile in self.layout.tiles(self.term.width(self), share, self.queries.device, self.queries.dtype):
             queries = self.queries.index_select(0, tile.rows)
             similarities = torch.mm(self.references, queries.T / self.term.tau)
             if tile.mixing is not None and self.mixing is not None:
