@@ -1,3 +1,5 @@
+"""Image sets, and splits by class."""
+
 from __future__ import annotations
 
 import hashlib
@@ -5,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from PIL import Image
 
-from recollect.common.errors import ImageError, InputError
-from recollect.data import ImageSet
+from recollect.common.errors import ConfigError, ImageError, InputError
+from recollect.data import ImageSet, class_disjoint_split, class_folds
+from recollect.data.image_set import held_out_classes
 
 
 def make(root: Path, names: list[str], **options: object) -> ImageSet:
@@ -35,7 +39,7 @@ def test_boxes_crop_and_nan_keeps_the_whole_image(tmp_path: Path) -> None:
     boxes = np.array([[2.0, 1.0, 5.0, 3.0], [np.nan] * 4])
     images = ImageSet("b", ["x", "y"], np.array([0, 0]), ["c"], arrays=pixels, boxes=boxes)
     assert np.asarray(images.read(0))[..., 0].tolist() == pixels[0, 1:3, 2:5].tolist()
-    assert images.read(1).size == (8, 6)
+    assert images.read(1).size == images.read(0, crop=False).size == (8, 6)
 
 
 def test_subset_renumbers_classes_in_order() -> None:
@@ -75,26 +79,6 @@ def test_fingerprint_tells_sets_apart(tmp_path: Path) -> None:
     assert black.fingerprint != white.fingerprint
 
 
-def test_dots_and_colons_that_stay_inside_are_fine(tmp_path: Path) -> None:
-    picture(tmp_path / "a..b" / "..x.png")
-    picture(tmp_path / "12:30.png")
-    images = make(tmp_path, ["a..b/..x.png", "12:30.png"])
-    assert images.read(0).size == images.read(1).size == (12, 8)
-
-
-def test_a_root_that_is_itself_a_link_is_followed(tmp_path: Path) -> None:
-    picture(tmp_path / "real" / "a.png")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert make(tmp_path / "link", ["a.png"]).read(0).size == (12, 8)
-
-
-def test_an_image_can_be_read_without_its_crop() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 3), dtype=np.uint8)
-    images = ImageSet("demo", ["a"], [0], ["x"], arrays=pixels, boxes=np.array([[1.0, 2.0, 5.0, 8.0]]))
-    assert np.array_equal(np.asarray(images.read(0)), pixels[0, 2:8, 1:5])
-    assert np.array_equal(np.asarray(images.read(0, crop=False)), pixels[0])
-
-
 def with_kinds(root: Path, **options: object) -> ImageSet:
     return ImageSet(
         "kinds",
@@ -120,22 +104,10 @@ def test_coarse_labels_are_sliced_and_renumbered(tmp_path: Path) -> None:
     )
 
 
-def test_coarse_labels_that_cannot_be(tmp_path: Path) -> None:
-    for labels, names, word in (
-        ([0], ["x"], "names but"),
-        ([0, 0, 0, 5], ["x"], "from 0"),
-        ([0, 0, 0, 1], "xy", "one"),
-    ):
-        with pytest.raises(InputError, match=word):
-            ImageSet(
-                "k",
-                list("abcd"),
-                [0, 1, 2, 1],
-                list("xyz"),
-                root=tmp_path,
-                coarse_labels=labels,
-                coarse_names=list(names),  # type: ignore[arg-type]
-            )
+@pytest.mark.parametrize(("labels", "names"), [([0], "x"), ([0, 0, 0, 5], "x"), ([0, 0, 0, 1], "xy")])
+def test_coarse_labels_that_cannot_be(tmp_path: Path, labels: list[int], names: str) -> None:
+    with pytest.raises(InputError):
+        ImageSet("k", "abcd", [0, 1, 2, 1], "xyz", root=tmp_path, coarse_labels=labels, coarse_names=names)
 
 
 def test_joined_sets_share_classes_by_name(tmp_path: Path) -> None:
@@ -153,15 +125,8 @@ def test_joined_sets_share_classes_by_name(tmp_path: Path) -> None:
     assert np.isnan(plain.joined(boxed).boxes).all(axis=1).tolist() == [True, False]  # type: ignore[arg-type]
     arrays = ImageSet("n", ["g"], [0], ["mug"], arrays=np.zeros((1, 2, 2), np.uint8))
     assert len(arrays.joined(ImageSet("n", ["h"], [0], ["mug"], arrays=np.ones((1, 2, 2), np.uint8)))) == 2
-    for other in (images, arrays, ImageSet("r", ["f"], [0], ["lamp"], root=tmp_path / "else")):
-        with pytest.raises(InputError, match="cannot be joined"):
-            plain.joined(other)
-
-
-def test_a_link_to_itself_is_an_image_error(tmp_path: Path) -> None:
-    (tmp_path / "a.png").symlink_to(tmp_path / "a.png")
-    with pytest.raises(ImageError, match="symbolic link"):
-        make(tmp_path, ["a.png"]).read(0)
+    with pytest.raises(InputError, match="cannot be joined"):
+        plain.joined(arrays)
 
 
 def test_files_that_do_not_exist(tmp_path: Path) -> None:
@@ -193,3 +158,75 @@ def test_images_are_opened_alike_whatever_they_are(tmp_path: Path) -> None:
     assert digests[3] == digests[4], "of the pixels"
     other = ImageSet("other", ["a"], [0], ["x"], arrays=pixels[None] + 1)
     assert other.identity(0) not in [images.identity(0) for images in sets]
+
+
+def numbered(labels: list[int]) -> ImageSet:
+    kept, numbers = np.unique(labels, return_inverse=True)
+    names = [f"{i}" for i in range(len(labels))]
+    return ImageSet(
+        "demo", names, numbers, [f"class {k}" for k in kept], arrays=np.zeros((len(labels), 1, 1), np.uint8)
+    )
+
+
+labelled = st.lists(st.integers(0, 12), min_size=2, max_size=60).filter(lambda labels: len(set(labels)) >= 2)
+
+
+@given(labelled, st.sampled_from(["paper", "random"]), st.integers(0, 9))
+def test_parts_share_no_class_and_lose_no_image(labels: list[int], mode: str, seed: int) -> None:
+    images = numbered(labels)
+    train, val = class_disjoint_split(images, mode, seed)
+    assert not set(train.class_names) & set(val.class_names)
+    assert sorted([*train.names, *val.names]) == sorted(images.names)
+    assert 0 <= train.num_classes - val.num_classes <= 1
+    for part in (train, val):
+        for name, label in zip(part.names, part.labels, strict=True):
+            assert part.class_names[label] == images.class_names[images.labels[int(name)]]
+
+
+def test_paper_takes_the_first_half_in_order() -> None:
+    train, val = class_disjoint_split(numbered([3, 1, 2, 0, 0]))
+    assert list(train.class_names) == ["class 0", "class 1"]
+    assert list(val.class_names) == ["class 2", "class 3"]
+    assert (train.split, val.split) == ("train", "val")
+
+
+@given(labelled, st.integers(2, 5), st.one_of(st.none(), st.integers(0, 9)))
+def test_every_class_validates_once(labels: list[int], folds: int, seed: int | None) -> None:
+    images = numbered(labels)
+    folds = min(folds, images.num_classes)
+    pairs = class_folds(images, folds, seed)
+    assert sorted(name for _, val in pairs for name in val.class_names) == sorted(images.class_names)
+    for train, val in pairs:
+        assert sorted([*train.names, *val.names]) == sorted(images.names)
+        assert not set(train.class_names) & set(val.class_names)
+    sizes = [val.num_classes for _, val in pairs]
+    assert len(sizes) == folds
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_what_cannot_be_split() -> None:
+    with pytest.raises(ConfigError, match="'half' is unknown"):
+        class_disjoint_split(numbered([0, 1]), "half")
+    with pytest.raises(InputError, match="too few"):
+        class_disjoint_split(numbered([0, 0]))
+    with pytest.raises(InputError, match=r"at least 2.* 1"):
+        class_folds(numbered([0, 1]), 1)
+
+
+@given(st.lists(st.integers(1, 200), min_size=2, max_size=60), st.floats(0.05, 0.95), st.integers(0, 5))
+def test_held_out_classes_have_their_share(sizes: list[int], share: float, seed: int) -> None:
+    counts = np.array(sizes)
+    held_out = held_out_classes(counts, share, seed)
+    assert len(held_out) == min(max(1, int(len(sizes) * share + 1e-9)), len(sizes) - 1)
+    assert len(set(held_out.tolist())) == len(held_out)
+    assert held_out.tolist() == held_out_classes(counts, share, seed).tolist()
+    # Classes of like size are drawn from, so the share of images is off by no more than a few of the largest classes.
+    wanted = counts.sum() * len(held_out) / len(sizes)
+    assert abs(counts[held_out].sum() - wanted) <= 2 * counts.max()
+
+
+def test_equal_classes_are_halved_exactly_and_another_seed_is_another_half() -> None:
+    sizes = np.full(20, 7)
+    halves = {tuple(held_out_classes(sizes, 0.5, seed).tolist()) for seed in range(10)}
+    assert {len(half) for half in halves} == {10}
+    assert len(halves) == 10

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
-import tarfile
 import threading
 import time
 import weakref
@@ -18,16 +15,21 @@ import pytest
 import torch
 from PIL import Image
 
-from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.errors import ConfigError, DataError, ImageError, InputError
 from recollect.common.images import Preprocessing
+from recollect.common.machine import fix_torchvision
 from recollect.data import pipeline as pipeline_module, transforms
 from recollect.data.image_set import ImageSet
-from recollect.data.pipeline import Pipeline
+from recollect.data.pipeline import DiskCache, Pipeline
 from recollect.data.sampling import ClassBalancedSampler, shard
 from recollect.data.transforms import LongerSide, uniforms
 
 SMALL = Preprocessing(16, 18)
+
+
 TRAIN = transforms.train_transform(SMALL)
+
+
 TEST = transforms.test_transform(SMALL)
 
 
@@ -111,10 +113,8 @@ def test_the_same_with_any_cache(photos: ImageSet, tmp_path: Path, monkeypatch: 
 
 def test_a_cached_image_is_not_read_again(photos: ImageSet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     reads: list[int] = []
-    original = ImageSet.read
-    monkeypatch.setattr(
-        ImageSet, "read", lambda self, index, *rest, **more: reads.append(index) or original(self, index, *rest, **more)
-    )
+    read = ImageSet.read
+    monkeypatch.setattr(ImageSet, "read", lambda self, i, **options: reads.append(i) or read(self, i, **options))
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
     for cache in ("ram", "disk"):
         with Pipeline(photos, TRAIN, workers=0, cache=cache) as pipeline:
@@ -124,9 +124,6 @@ def test_a_cached_image_is_not_read_again(photos: ImageSet, monkeypatch: pytest.
             assert len(reads) == 10
             assert not torch.equal(first, second), "augmentation comes after the cache"
         reads.clear()
-    with Pipeline(photos, TRAIN, workers=0, cache="disk") as pipeline:
-        pipeline.load(range(10))
-    assert reads == [], "another run finds the entries"
 
 
 def test_a_changed_file_is_read_again_from_the_disk_cache(damaged: ImageSet, photos: ImageSet, tmp_path: Path) -> None:
@@ -136,15 +133,6 @@ def test_a_changed_file_is_read_again_from_the_disk_cache(damaged: ImageSet, pho
         after = pipeline.load([0]).images
     assert not torch.equal(before, after)
     assert after[0, 0].min() > 200
-
-
-def test_arrays_need_no_cache() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 20, 20), dtype=np.uint8)
-    images = ImageSet("arrays", list("abcdef"), [0, 0, 0, 1, 1, 1], ["x", "y"], arrays=pixels)
-    for cache in ("none", "ram", "disk"):
-        with Pipeline(images, TRAIN, workers=2, cache=cache) as pipeline:
-            batch = pipeline.load(range(6))
-            assert torch.equal(batch.images[:, 0], batch.images[:, 2]), "grey"
 
 
 def test_sequential_shows_every_image_once_in_order(photos: ImageSet) -> None:
@@ -175,24 +163,16 @@ def test_sequential_batches_images_of_equal_size(photos: ImageSet) -> None:
 @pytest.mark.parametrize("cache", ["none", "ram", "disk"])
 def test_training_batches_of_whole_images_are_lists(photos: ImageSet, tmp_path: Path, cache: str) -> None:
     """Each image as it is alone, whatever the workers and the cache; half of them mirrored, by (seed, epoch, image)."""
-    batches = [np.array([5, 0, 31, 5]), np.arange(20)]
-    expected: dict[int, list[torch.Tensor]] = {}
+    transform, indices = LongerSide(28, flip=True), np.array([5, 0, 31, *range(6, 23)])
     for workers in (0, 3):
-        with Pipeline(photos, LongerSide(28, flip=True), workers=workers, seed=3, cache=cache) as pipeline:
+        with Pipeline(photos, transform, workers=workers, seed=3, cache=cache) as pipeline:
             for epoch in (0, 1, 0):
-                found = list(pipeline.stream(batches, epoch))
-                assert [batch.indices.tolist() for batch in found] == [batch.tolist() for batch in batches]
-                images = [image for batch in found for image in batch.images]
-                assert all(map(torch.equal, images, expected.setdefault(epoch, images)))
-    mirrors = 0
-    for image, index in zip(expected[0], np.concatenate(batches).tolist(), strict=True):
-        plain = torch.from_numpy(np.array(LongerSide(28).read(photos, index))).permute(2, 0, 1)
-        assert image.dtype == torch.uint8
-        mirrors += torch.equal(image, plain.flip(-1)) and not torch.equal(image, plain)
-        assert torch.equal(image, plain) or torch.equal(image, plain.flip(-1))
-    assert 5 < mirrors < 19
-    assert len({image.shape for image in expected[0]}) > 3
-    assert not all(map(torch.equal, expected[0], expected[1]))
+                (batch,) = pipeline.stream([indices], epoch)
+                numbers = uniforms(3, epoch, 0, indices, np.zeros_like(indices), 1)
+                assert 3 < (numbers < 0.5).sum() < 17
+                for image, index, random in zip(batch.images, indices.tolist(), numbers, strict=True):
+                    expected = transform(transform.read(photos, index), random)
+                    assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
 
 
 def test_a_cache_of_shrunk_images_is_not_one_of_whole_ones(photos: ImageSet, tmp_path: Path) -> None:
@@ -254,36 +234,6 @@ def test_prefetch_is_bounded_in_bytes(photos: ImageSet) -> None:
         assert settled(gate.asked, 40) == 40, "no budget, nothing ahead"
 
 
-@dataclass(frozen=True)
-class HoldDark(transforms.Transform):
-    """A transform that lets bright images pass and holds dark ones until ``released``."""
-
-    reached: threading.Event
-    released: threading.Event
-
-    size = (8, 8)
-    draws = 1
-    key = "hold"
-
-    def __call__(self, image, random) -> np.ndarray:
-        if not image.getpixel((0, 0))[0]:
-            self.reached.set()
-            assert self.released.wait(300)
-        return np.zeros((8, 8, 3), np.uint8)
-
-
-def test_work_goes_on_while_a_batch_is_in_use() -> None:
-    pixels = np.repeat(np.array([255, 0], np.uint8), 20)[:, None, None] * np.ones((1, 8, 8), np.uint8)
-    images = ImageSet("bright and dark", [str(n) for n in range(40)], [0] * 40, ["x"], arrays=pixels)
-    transform = HoldDark(threading.Event(), threading.Event())
-    with Pipeline(images, transform, workers=2) as pipeline:
-        stream = pipeline.stream([np.arange(20), np.arange(20, 40)])
-        assert next(stream).indices.tolist() == list(range(20))
-        assert transform.reached.wait(600), "nobody works at the second batch while the first is in use"
-        transform.released.set()
-        assert next(stream).indices.tolist() == list(range(20, 40))
-
-
 def test_a_released_batch_is_freed(photos: ImageSet) -> None:
     with Pipeline(photos, TRAIN, workers=2) as pipeline:
         stream = pipeline.stream([np.arange(16)] * 3)
@@ -323,19 +273,10 @@ def test_an_error_in_the_list_of_batches_reaches_the_caller(photos: ImageSet) ->
         list(pipeline.stream(batches()))
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"cache": "gpu"}, "none, ram, disk"),
-        ({"on_bad_image": "ignore"}, "error, skip"),
-        ({"workers": -1}, "0 or more"),
-        ({"prefetch_bytes": -1}, "0 or more"),
-        ({"seed": -1}, "0 or more"),
-    ],
-)
-def test_impossible_settings_are_refused(photos: ImageSet, kwargs: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Pipeline(photos, TRAIN, **kwargs)
+@pytest.mark.parametrize("options", [{"cache": "gpu"}, {"on_bad_image": "ignore"}, {"workers": -1}, {"seed": -1}])
+def test_impossible_settings_are_refused(photos: ImageSet, options: dict) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        Pipeline(photos, TRAIN, **options)
 
 
 @pytest.mark.parametrize("indices", [[], [40], [-1], [[0, 1]]])
@@ -344,69 +285,169 @@ def test_numbers_that_are_no_images_are_refused(photos: ImageSet, indices: list)
         pipeline.load(indices)
 
 
-def test_importing_the_room_does_not_import_torch() -> None:
-    code = (
-        "import sys, recollect.data; from recollect.data import ClassBalancedSampler; sys.exit('torch' in sys.modules)"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False).returncode
-        == 0
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.shared_data
-def test_a_real_epoch(shared_data: Path, tmp_path: Path) -> None:
-    """Photographs of groceries, unequal classes: one epoch, cold and cached, one worker and four."""
-    with tarfile.open(shared_data / "grocery_96px.tar") as archive:
-        archive.extractall(tmp_path, filter="data")
-    root = tmp_path / "grocery_96px" / "train"
-    root = root if root.is_dir() else next(tmp_path.rglob("train"))
-    classes = sorted(path.name for path in root.iterdir())
-    names = sorted(str(path.relative_to(root)) for path in root.rglob("*.jpg"))
-    assert len(classes) == 40
-    assert len(names) == 2795
-    images = ImageSet("grocery", names, [classes.index(name.split("/")[0]) for name in names], classes, root=root)
-    sampler = ClassBalancedSampler(images.labels, 160, 4, policy="epoch")
-    assert len(np.unique(images.labels[np.concatenate(list(sampler))])) == 40
-    transform = transforms.train_transform(Preprocessing(64, 72))
-    sums = []
-    for workers, cache in ((1, "none"), (4, "ram")):
-        with Pipeline(images, transform, workers=workers, cache=cache) as pipeline:
-            for _ in range(2 if cache == "ram" else 1):
-                found = list(pipeline.stream(sampler, 0))
-                assert len(found) == len(sampler)
-                for batch in found:
-                    assert (torch.bincount(batch.labels)[torch.unique(batch.labels)] == 4).all()
-                sums.append([int(batch.images.sum(dtype=torch.int64)) for batch in found])
-            assert pipeline.bad_images == []
-    assert sums[0] == sums[1] == sums[2]
-
-
 @pytest.mark.parametrize("transform", [TRAIN, LongerSide(20)], ids=["tensor", "list"])
-@pytest.mark.parametrize("pin", [False, True])
 def test_batches_are_pinned_when_asked(
-    photos: ImageSet, transform: transforms.Transform, pin: bool, monkeypatch: pytest.MonkeyPatch
+    photos: ImageSet, transform: transforms.Transform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pinning needs a CUDA device, so here it is only asked for."""
-    asked: list[tuple[int, ...]] = []
+    """Pinning needs a CUDA device, so here it is only requested."""
+    requests: list[object] = []
     empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **o: requests.append(pin_memory) or empty(*a, **o))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: requests.append(True) or self)
+    for pin in (False, True):
+        with Pipeline(photos, transform, workers=0, pin=pin) as pipeline:
+            pipeline.load([0, 1, 2])
+        assert (True in requests) == pin
 
-    def watched(shape: tuple[int, ...], *, pin_memory: bool = False, **rest) -> torch.Tensor:
-        if pin_memory:
-            asked.append(tuple(shape))
-        return empty(shape, **rest)
 
-    def pinned(self: torch.Tensor) -> torch.Tensor:
-        asked.append(tuple(self.shape))
-        return self.clone()
+def test_bad_images_of_a_list_are_replaced(damaged: ImageSet) -> None:
+    with Pipeline(damaged, LongerSide(20, flip=True), workers=2, on_bad_image="skip") as pipeline:
+        images, labels, indices = pipeline.load([3, 11, 19, 0, 8], epoch=2)
+    assert labels.tolist() == [3, 3, 3, 0, 0]
+    assert set(indices[:2].tolist()) == {27, 35}
+    assert all(min(image.shape) > 1 for image in images)
 
-    with Pipeline(photos, transform, workers=0) as pipeline:
-        expected = pipeline.load([0, 1, 2]).images
-    monkeypatch.setattr(torch, "empty", watched)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
-    with Pipeline(photos, transform, workers=0, pin=pin) as pipeline:
-        found = pipeline.load([0, 1, 2]).images
-    assert all(map(torch.equal, found, expected))
-    sizes = [(3, 16, 16, 3)] if transform is TRAIN else [tuple(image.permute(1, 2, 0).shape) for image in expected]
-    assert asked == (sizes if pin else [])
+
+def test_a_bad_image_stops_by_default_and_is_named(damaged: ImageSet) -> None:
+    for workers in (0, 2):
+        with Pipeline(damaged, TRAIN, workers=workers) as pipeline, pytest.raises(ImageError) as caught:
+            pipeline.load([0, 1, 2, 3])
+        assert "03.jpg" in str(caught.value)
+        assert "--skip-bad" in str(caught.value)
+
+
+def test_skipping_keeps_the_balance_and_reports_every_file(damaged: ImageSet) -> None:
+    expected = None
+    for workers in (0, 2, 4):
+        with Pipeline(damaged, TRAIN, workers=workers, on_bad_image="skip") as pipeline:
+            images, labels, indices = pipeline.load([3, 11, 19, 0, 8], epoch=2)
+            assert labels.tolist() == [3, 3, 3, 0, 0]
+            assert set(indices[:2].tolist()) == {27, 35}, "images of the class that are not in the batch"
+            assert indices[2:].tolist() == [19, 0, 8]
+            assert [(bad.index, bad.name) for bad in pipeline.bad_images] == [(3, "3/03.jpg"), (11, "3/11.jpg")]
+            assert str(pipeline.bad_images[1]) == "3/11.jpg: an empty file."
+            random = uniforms(0, 2, 0, indices[:1], np.array([0]), TRAIN.draws)[0]
+            assert np.array_equal(images[0].permute(1, 2, 0).numpy(), TRAIN(damaged.read(int(indices[0])), random))
+            assert expected is None or (torch.equal(images, expected[0]) and indices.tolist() == expected[1])
+            expected = images, indices.tolist()
+
+
+def test_when_the_class_has_no_other_image_a_copy_is_drawn_anew(damaged: ImageSet) -> None:
+    with Pipeline(damaged, TRAIN, workers=2, on_bad_image="skip") as pipeline:
+        images, labels, indices = pipeline.load([3, 11, 19, 27, 35])
+    assert labels.tolist() == [3] * 5
+    assert set(indices.tolist()) == {19, 27, 35}
+    rows = {images[row].numpy().tobytes() for row in range(5)}
+    assert len(rows) == 5, "no two rows have the same pixels"
+
+
+def test_a_class_without_a_readable_image_is_an_error(damaged: ImageSet) -> None:
+    only = damaged.subset([3, 11, 0, 8])
+    with Pipeline(only, TRAIN, on_bad_image="skip") as pipeline, pytest.raises(DataError, match="class 'd'"):
+        pipeline.load([0, 1])
+
+
+def test_sequential_leaves_bad_images_out(damaged: ImageSet) -> None:
+    for transform in (TEST, LongerSide(20)):
+        with Pipeline(damaged, transform, workers=2, on_bad_image="skip") as pipeline:
+            found = list(pipeline.sequential(4))
+            shown = np.concatenate([batch.indices for batch in found])
+            assert sorted(shown.tolist()) == sorted(set(range(40)) - {3, 11})
+            assert all(len(batch.images) == len(batch.labels) == len(batch.indices) > 0 for batch in found)
+            for batch in found:
+                assert batch.labels.tolist() == damaged.labels[batch.indices].tolist()
+            assert [bad.index for bad in pipeline.bad_images] == [3, 11]
+
+
+def test_a_torchvision_transform_leaves_the_models_random_numbers_alone(
+    photos: ImageSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It draws from torch's global generator, as dropout does: so never while the model may be drawing."""
+    fix_torchvision()
+    from torchvision.transforms import v2
+
+    threads: dict[str, set[str]] = {"read": set(), "transform": set()}
+    augment = v2.Compose([v2.RandomResizedCrop(16), v2.PILToTensor()])
+
+    def watched(image: Image.Image) -> torch.Tensor:
+        threads["transform"].add(threading.current_thread().name)
+        return augment(image)
+
+    read = ImageSet.read
+
+    def watched_read(self: ImageSet, *rest: int, **options: int | None) -> Image.Image:
+        threads["read"].add(threading.current_thread().name)
+        return read(self, *rest, **options)
+
+    monkeypatch.setattr(ImageSet, "read", watched_read)
+
+    def run(workers: int, **options) -> tuple[list[torch.Tensor], torch.Tensor]:
+        torch.manual_seed(0)
+        images, drawn = [], []
+        with Pipeline(photos, transforms.FromTorchvision(watched, 16), workers=workers, **options) as pipeline:
+            for batch in pipeline.stream([np.arange(20), np.arange(40), np.arange(30, 35)], epoch=1):
+                images.append(batch.images)
+                for _ in range(20):
+                    state = torch.random.get_rng_state()
+                    time.sleep(0.001)
+                    assert torch.equal(state, torch.random.get_rng_state())
+                    drawn.append(torch.rand(50))
+        return images, torch.cat(drawn)
+
+    images, drawn = run(2)
+    assert threads["transform"] == {threading.current_thread().name}
+    assert all(name.startswith("recollect-loader") for name in threads["read"]), "workers decode"
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.cat([torch.rand(50) for _ in range(60)])), "as if nothing had been loaded"
+    for workers, options in ((2, {}), (0, {}), (3, {"cache": "ram"})):
+        again, _ = run(workers, **options)
+        assert len(images) == len(again)
+        assert all(map(torch.equal, images, again))
+
+
+def test_a_torchvision_transform_with_bad_images(damaged: ImageSet) -> None:
+    fix_torchvision()
+    from torchvision.transforms import v2
+
+    transform = transforms.FromTorchvision(v2.Compose([v2.RandomResizedCrop(16), v2.PILToTensor()]), 16)
+    found = []
+    for workers in (0, 2):
+        with Pipeline(damaged, transform, workers=workers, on_bad_image="skip") as pipeline:
+            found.append(pipeline.load([3, 11, 19, 0, 8], epoch=2))
+            assert [bad.index for bad in pipeline.bad_images] == [3, 11]
+        with Pipeline(damaged, transform, workers=workers) as pipeline, pytest.raises(ImageError, match=r"03\.jpg"):
+            pipeline.load([0, 1, 2, 3])
+    assert found[0].indices.tolist() == found[1].indices.tolist()
+    assert torch.equal(found[0].images, found[1].images)
+
+
+def pixels(seed: int, height: int = 7, width: int = 5) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ImageSet:
+    for number in range(4):
+        Image.fromarray(pixels(number)).save(tmp_path / f"{number}.png")
+    return ImageSet("files", [f"{n}.png" for n in range(4)], [0, 0, 1, 1], ["x", "y"], root=tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_damaged_entries_are_made_again(files: ImageSet, tmp_path: Path, damage: str) -> None:
+    cache = DiskCache(tmp_path / "cache", files, "")
+    cache.put(0, pixels(0))
+    entry = cache.path(0)
+    content = bytearray(entry.read_bytes())
+    if damage == "flip":
+        content[-9] ^= 1
+    entry.write_bytes({"cut": content[:-1], "empty": b""}.get(damage, content))
+    assert cache.get(0) is None
+    cache.put(0, pixels(0))
+    assert np.array_equal(cache.get(0), pixels(0))
+
+
+def test_a_cache_that_cannot_be_written_does_not_stop_a_run(files: ImageSet, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    cache = DiskCache(tmp_path / "cache", files, "")
+    cache.put(0, pixels(0))
+    assert cache.get(0) is None

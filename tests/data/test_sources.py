@@ -1,36 +1,22 @@
-"""Every data set in its true format, made small, against published counts made small likewise.
-
-Also covers ``data/sources/cub.py``, ``data/sources/gldv1.py``, ``data/sources/inaturalist.py``, ``data/sources/sop.py``,
-``data/sources/vehicleid.py``.
-"""
+"""Every data set in its true format, made small, against published counts made small likewise."""
 
 from __future__ import annotations
 
+import io
 import warnings
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from recollect.common.errors import ConfigError, DataError, DataWarning, MissingExtraError
-from recollect.data import Counts, Source, available, load, sources
-from recollect.data.sources import benchmarks
-
-
-def touch(root: Path, names: Iterable[str]) -> None:
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (2, 2)).save(path, format="JPEG")
-
-
-def write(path: Path, lines: Iterable[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+from data.image_files import touch, write
+from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
+from recollect.data import Counts, Pipeline, Source, available, from_hugging_face, load, sources
+from recollect.data.transforms import LongerSide
 
 
 @pytest.fixture
@@ -55,30 +41,19 @@ def test_the_table_is_complete() -> None:
     names = "cars196 cub folder gldv1 glyphs inaturalist revisitop1m roxford5k rparis6k sfm120k sop vehicleid"
     assert " ".join(available()) == names
     for source in available().values():
-        assert source.title
-        assert source.layout
-        assert source.homepage
-        assert source.licence
-        assert set(source.published) <= set(source.splits)
-        assert set(source.test_splits) <= set(source.splits)
+        assert all((source.title, source.layout, source.homepage, source.licence))
+        assert {*source.published, *source.test_splits} <= set(source.splits)
 
 
 def test_published_counts_are_the_papers() -> None:
-    counts = {name: source.published for name, source in available().items()}
-    assert counts["inaturalist"] == {"train": Counts(325_846, 5_690), "test": Counts(136_093, 2_452)}
-    assert counts["sop"] == {"train": Counts(59_551, 11_318), "test": Counts(60_502, 11_316)}
-    assert counts["cars196"] == {"train": Counts(8_054, 98), "test": Counts(8_131, 98)}
-    assert counts["gldv1"] == {"train": Counts(1_060_709, 12_894)}
-    assert counts["roxford5k"]["database"] == Counts(4_993)
-    assert counts["rparis6k"]["database"] == Counts(6_322)
-    tests = [counts["vehicleid"][split] for split in available()["vehicleid"].test_splits]
+    counts = {name: [str(count) for count in source.published.values()] for name, source in available().items()}
+    assert counts["inaturalist"] == ["325,846 images of 5,690 classes", "136,093 images of 2,452 classes"]
+    assert counts["sop"] == ["59,551 images of 11,318 classes", "60,502 images of 11,316 classes"]
+    assert counts["cars196"] == ["8,054 images of 98 classes", "8,131 images of 98 classes"]
+    assert counts["vehicleid"][0] == "110,178 images of 13,134 classes"
     # The paper prints one row for the three lists together.
-    assert sum(test.images for test in tests) == 40_365
-    assert sum(test.classes or 0 for test in tests) == 4_800
-    assert counts["vehicleid"]["train"] == Counts(110_178, 13_134)
-    # The lists of V1.0 as other public loaders count them.
-    given = [available()["vehicleid"].distributed[split] for split in ("train", *available()["vehicleid"].test_splits)]
-    assert [count.images for count in given] == [113_346, 6_493, 13_377, 19_777]
+    tests = [available()["vehicleid"].published[split] for split in available()["vehicleid"].test_splits]
+    assert (sum(test.images for test in tests), sum(test.classes for test in tests)) == (40_365, 4_800)
 
 
 def test_a_data_set_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +109,7 @@ def make_sop(root: Path) -> None:
         [header, "1 10 1 chair_final/a b.JPG", "2 10 1 chair_final/b.JPG", "3 9 1 chair_final/c.JPG"],
     )
     write(root / "Ebay_test.txt", [header, "4 11 2 lamp_final/d.JPG"])
-    touch(root, ["chair_final/a b.JPG", "chair_final/b.JPG", "chair_final/c.JPG", "lamp_final/d.JPG"])
+    touch(root, *["chair_final/a b.JPG", "chair_final/b.JPG", "chair_final/c.JPG", "lamp_final/d.JPG"])
 
 
 def test_sop(tmp_path: Path, published: Any) -> None:
@@ -161,12 +136,10 @@ def test_sop_faults(tmp_path: Path, published: Any) -> None:
     write(tmp_path / "Ebay_train.txt", ["1 10 1 chair_final/b.JPG"])
     with pytest.raises(DataError, match=r"Ebay_train\.txt .*'image_id"):
         load("sop", tmp_path)
-    write(tmp_path / "Ebay_train.txt", ["image_id class_id super_class_id path", "1 10 chair_final/b.JPG"])
-    with pytest.raises(DataError, match=r"line 2: .*found '1 10 chair"):
-        load("sop", tmp_path)
-    write(tmp_path / "Ebay_train.txt", ["image_id class_id super_class_id path", "1 ten 1 chair_final/b.JPG"])
-    with pytest.raises(DataError, match=r"class_id .*number.*'ten'"):
-        load("sop", tmp_path)
+    for row, message in (("1 10 a.JPG", r"line 2: .*found '1 10 a"), ("1 ten 1 a.JPG", r"class_id .*number.*'ten'")):
+        write(tmp_path / "Ebay_train.txt", ["image_id class_id super_class_id path", row])
+        with pytest.raises(DataError, match=message):
+            load("sop", tmp_path)
     (tmp_path / "Ebay_train.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="UTF-8"):
         load("sop", tmp_path)
@@ -174,7 +147,7 @@ def test_sop_faults(tmp_path: Path, published: Any) -> None:
 
 def test_inaturalist(tmp_path: Path, published: Any) -> None:
     names = ["train_val2018/Aves/7/a.jpg", "train_val2018/Aves/12/b.jpg", "train_val2018/Insecta/7/c.jpg"]
-    touch(tmp_path, names)
+    touch(tmp_path, *names)
     write(tmp_path / "Inat_dataset_splits" / "Inaturalist_train_set1.txt", names)
     write(tmp_path / "Inat_dataset_splits" / "Inaturalist_test_set1.txt", ["b.jpg"])
     published("inaturalist", train=Counts(3, 3))
@@ -195,7 +168,7 @@ def test_vehicleid_has_three_tests(tmp_path: Path, published: Any) -> None:
     }
     for name, lines in lists.items():
         write(tmp_path / "train_test_split" / f"{name}.txt", lines)
-    touch(tmp_path, [f"image/{number:07d}.jpg" for number in (12, 13, 1, 2, 7)])
+    touch(tmp_path, *[f"image/{number:07d}.jpg" for number in (12, 13, 1, 2, 7)])
     published(
         "vehicleid", train=Counts(2, 1), test_small=Counts(1, 1), test_medium=Counts(2, 2), test_large=Counts(1, 1)
     )
@@ -209,7 +182,7 @@ def test_a_copy_as_distributed_is_accepted_with_a_remark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path / "train_test_split" / "train_list.txt", ["12 3", "13 3"])
-    touch(tmp_path, ["image/0000012.jpg", "image/0000013.jpg"])
+    touch(tmp_path, *["image/0000012.jpg", "image/0000013.jpg"])
     changed = replace(available()["vehicleid"], distributed={"train": Counts(2, 1)})
     monkeypatch.setattr("recollect.data.registry.available", lambda: {"vehicleid": changed})
     with caplog.at_level("INFO", "recollect"):
@@ -221,7 +194,7 @@ def test_gldv1_counts_what_is_missing_and_drops_small_classes(tmp_path: Path, pu
     rows = [f"{landmark}{i:x},http://x/{i},{landmark}" for landmark, n in ((1, 5), (2, 4), (3, 6)) for i in range(n)]
     write(tmp_path / "train.csv", ["id,url,landmark_id", *rows, "ff,http://x,None"])
     present = [f"1{i:x}" for i in range(5)] + [f"2{i:x}" for i in range(3)] + [f"3{i:x}" for i in range(4)]
-    touch(tmp_path, [f"images/{identity}.jpg" for identity in present])
+    touch(tmp_path, *[f"images/{identity}.jpg" for identity in present])
     published("gldv1", train=Counts(9, 2))
     with pytest.warns(DataWarning) as caught:
         images = load("gldv1", tmp_path)
@@ -244,7 +217,7 @@ def test_cub_splits_at_a_hundred(tmp_path: Path, published: Any) -> None:
     files = {1: ("001.Albatross/a.jpg", 1), 2: ("100.Pelican/b.jpg", 100), 3: ("101.White_Pelican/c.jpg", 101)}
     write(tmp_path / "images.txt", [f"{i} {name}" for i, (name, _) in files.items()])
     write(tmp_path / "image_class_labels.txt", [f"{i} {label}" for i, (_, label) in files.items()])
-    touch(tmp_path, [f"images/{name}" for name, _ in files.values()])
+    touch(tmp_path, *[f"images/{name}" for name, _ in files.values()])
     published("cub", train=Counts(2, 2), test=Counts(1, 1))
     assert list(quiet_load("cub", tmp_path).class_names) == ["001.Albatross", "100.Pelican"]
     assert list(quiet_load("cub", tmp_path, "test").names) == ["images/101.White_Pelican/c.jpg"]
@@ -262,7 +235,7 @@ def make_cars(root: Path, classes: int = 196) -> list[str]:
         records[0, index] = (name, 1, 1, 2, 2, index + 1, index % 2)
     titles = np.array([[f"Car {number:03d}" for number in range(1, classes + 1)]], dtype=object)
     scipy_io.savemat(root / "cars_annos.mat", {"annotations": records, "class_names": titles})
-    touch(root, names)
+    touch(root, *names)
     return names
 
 
@@ -276,17 +249,6 @@ def test_cars196_from_annotations(tmp_path: Path, published: Any) -> None:
     assert train.boxes is None
     (tmp_path / "cars_annos.mat").write_bytes(b"no matrix at all")
     with pytest.raises(DataError, match=r"cars_annos\.mat: not .*Cars196"):
-        load("cars196", tmp_path)
-
-
-def test_cars196_without_scipy_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cars_annos.mat").touch()
-
-    def absent(module: str, extra: str, purpose: str) -> Any:
-        raise MissingExtraError(f"{module} {extra}")
-
-    monkeypatch.setattr(benchmarks, "require", absent)
-    with pytest.raises(MissingExtraError, match=r"scipy\.io cars196"):
         load("cars196", tmp_path)
 
 
@@ -308,7 +270,7 @@ def make_kit(root: Path, form: str) -> None:
             records[0, index] = (1, 1, 2, 2, index + 1, f"{index + 1:05d}.jpg")
         scipy_io.savemat(path, {"annotations": records})
         folder = f"{part}/{part}" if form == "kaggle" else part
-        touch(root, [f"{folder}/{index + 1:05d}.jpg" for index in range(196)])
+        touch(root, *[f"{folder}/{index + 1:05d}.jpg" for index in range(196)])
 
 
 @pytest.mark.parametrize("form", ["torchvision", "kaggle"])
@@ -330,14 +292,11 @@ def test_cars196_from_the_development_kit(tmp_path: Path, published: Any, form: 
 @pytest.mark.parametrize("form", ["plain", "halves", "classification"])
 def test_cars196_from_class_folders(tmp_path: Path, published: Any, form: str) -> None:
     titles = [f"Model {number:03d}" for number in range(196)]
-    parts = {
-        "plain": lambda number: [""],
-        "halves": lambda number: ["train/" if number < 98 else "test/"],
-        "classification": lambda number: ["train/", "test/"],
-    }[form]
+    halves = [["train/" if number < 98 else "test/"] for number in range(196)]
+    parts = {"plain": [[""]] * 196, "halves": halves, "classification": [["train/", "test/"]] * 196}[form]
     touch(
         tmp_path,
-        [f"{part}{title}/{i}.jpg" for number, title in enumerate(titles) for part in parts(number) for i in range(2)],
+        *[f"{part}{title}/{i}.jpg" for number, title in enumerate(titles) for part in parts[number] for i in range(2)],
     )
     count = 98 * 2 * (2 if form == "classification" else 1)
     published("cars196", train=Counts(count, 98), test=Counts(count, 98))
@@ -346,6 +305,107 @@ def test_cars196_from_class_folders(tmp_path: Path, published: Any, form: str) -
 
 
 def test_cars196_with_too_few_folders(tmp_path: Path) -> None:
-    touch(tmp_path, ["a/1.jpg", "b/1.jpg"])
+    touch(tmp_path, *["a/1.jpg", "b/1.jpg"])
     with pytest.raises(DataError, match=r"2 class folders .*196"):
         load("cars196", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("split", "min_faces", "images", "classes", "fingerprint"),
+    [
+        ("test", 8, 24_453, 1176, "1f653a88f4d30bfc"),
+        ("test", 32, 10_494, 240, "f0a304e2557d5d9b"),
+    ],
+)
+def test_the_characters_are_those_of_the_published_figures(
+    split: str, min_faces: int, images: int, classes: int, fingerprint: str
+) -> None:
+    found = load("glyphs", split=split, min_faces=min_faces)
+    assert (len(found), found.num_classes, found.fingerprint[:16]) == (images, classes, fingerprint)
+    assert found.class_sizes.min() >= min_faces
+
+
+def test_no_picture_is_there_twice_and_no_character_on_both_sides() -> None:
+    train, test = load("glyphs", split="train", min_faces=40), load("glyphs", split="test", min_faces=40)
+    assert not set(train.class_names) & set(test.class_names)
+    both = load("glyphs", split="all", min_faces=40)
+    assert len(both) == len(train) + len(test)
+    assert len({picture.tobytes() for picture in both.arrays}) == len(both)  # type: ignore[union-attr]
+    assert both.class_sizes.min() >= 40
+
+
+def png(value: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (6, 4), (value, 0, 0)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+class Rows(list[dict[str, Any]]):
+    """As much of ``datasets.Dataset`` as is used."""
+
+    column_names = ("image", "label", "kind")
+    features: dict[str, Any] = {"label": SimpleNamespace(names=["cat", "dog", "eel"])}  # noqa: RUF012
+    _fingerprint = "f00d"
+    split = "train"
+
+    def __getitem__(self, key: Any) -> Any:
+        return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
+
+
+def rows(tmp_path: Path) -> Rows:
+    (tmp_path / "b.png").write_bytes(png(2))
+    images = [Image.new("RGB", (6, 4), (0, 0, 0)), {"bytes": png(1)}, {"bytes": None, "path": str(tmp_path / "b.png")}]
+    return Rows({"image": image, "label": (2, 0, 2)[i], "kind": "xyx"[i]} for i, image in enumerate(images))
+
+
+def test_rows_as_an_image_set(tmp_path: Path) -> None:
+    images = from_hugging_face(rows(tmp_path), coarse="kind")
+    assert (list(images.class_names), images.labels.tolist()) == (["cat", "eel"], [1, 0, 1])
+    assert (list(images.coarse_names), images.split) == (["x", "y"], "train")
+    assert [images.read(i).getpixel((0, 0))[0] for i in range(3)] == [0, 1, 2]  # type: ignore[index]
+    part = images.subset([2, 1])
+    assert [part.read(i).getpixel((0, 0))[0] for i in range(2)] == [2, 1]  # type: ignore[index]
+    assert list(part.names) == ["f00d/00000002", "f00d/00000001"]
+    assert len(images) == 3
+    with pytest.raises(InputError, match="no files"):
+        images.path(0)
+    with pytest.raises(InputError, match="joined"):
+        images.joined(images)
+
+
+@pytest.mark.parametrize("cache", ["none", "ram", "disk"])
+def test_the_pipeline_reads_them(tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+    with Pipeline(from_hugging_face(rows(tmp_path)), LongerSide(3), workers=2, cache=cache) as pipeline:
+        for _ in range(2):
+            assert sorted(int(i) for batch in pipeline.sequential(8) for i in batch.indices) == [0, 1, 2]
+
+
+def test_what_cannot_be_taken(tmp_path: Path) -> None:
+    made = rows(tmp_path)
+    with pytest.raises(InputError, match="Did you mean label"):
+        from_hugging_face(made, label="labels")
+    with pytest.raises(InputError, match="stream"):
+        from_hugging_face(iter(made))
+    with pytest.raises(InputError, match="DatasetDict"):
+        from_hugging_face({"train": made})
+    made[1]["label"] = None
+    with pytest.raises(DataError, match="row 1"):
+        from_hugging_face(made)
+    made[1] |= {"label": 0, "image": None}
+    with pytest.raises(ImageError, match="row 1"):
+        from_hugging_face(made).read(1)
+
+
+def test_the_real_package() -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    table = {"image": [{"bytes": png(value), "path": None} for value in (5, 6, 7)], "label": [1, 0, 1]}
+    decoded = datasets.Dataset.from_dict(table, features=features)
+    for dataset in (decoded, decoded.cast_column("image", datasets.Image(decode=False))):
+        images = from_hugging_face(dataset)
+        assert (list(images.class_names), images.labels.tolist()) == (["cat", "dog"], [1, 0, 1])
+        assert [images.read(i).getpixel((0, 0))[0] for i in range(3)] == [5, 6, 7]
+    for other, message in ((decoded.to_iterable_dataset(), "stream"), (datasets.DatasetDict(), "DatasetDict")):
+        with pytest.raises(InputError, match=message):
+            from_hugging_face(other)

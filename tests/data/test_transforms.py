@@ -1,6 +1,8 @@
+"""Random numbers, and every transform: those of torchvision bit for bit, whole images, and augmentations from outside."""
+
 from __future__ import annotations
 
-import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,15 +11,66 @@ import torch
 from hypothesis import given, strategies as st
 from PIL import Image
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, ImageError
 from recollect.common.images import Preprocessing
 from recollect.common.machine import fix_torchvision
 from recollect.data import transforms
-from recollect.data.transforms import GlyphAffine, LongerSide, RandomResizedCrop, mirrored
+from recollect.data.image_set import ImageSet
+from recollect.data.transforms import (
+    FromTorchvision,
+    GlyphAffine,
+    LongerSide,
+    RandomResizedCrop,
+    make_augmentation,
+    occurrences,
+    uniforms,
+)
 
 fix_torchvision()
 from torchvision.transforms import v2  # noqa: E402
 from torchvision.transforms.v2 import functional  # noqa: E402
+
+
+def test_values_never_change() -> None:
+    """Pinned: other values would change the augmentation of every saved run."""
+    found = uniforms(3, 2, 1, np.array([10, 11]), np.array([0, 1]), 2)
+    golden = [[0.5868287652147531, 0.6811320455498124], [0.9244230240536899, 0.2463895937856564]]
+    np.testing.assert_array_equal(found, golden)
+
+
+def plain(seed: int, epoch: int, batch: int, index: int, occurrence: int, count: int) -> list[float]:
+    """The definition in Python's own integers: a chain of splitmix64 steps, then one word a number."""
+    golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
+
+    def mix(value: int) -> int:
+        value = (value + golden) & mask
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+        return value ^ (value >> 31)
+
+    key = seed
+    for part in (epoch, batch, index, occurrence):
+        key = (mix(key) + part) & mask
+    return [(mix((mix(key) + step * golden) & mask) >> 11) * 2.0**-53 for step in range(1, count + 1)]
+
+
+@given(
+    st.integers(0, 2**40),
+    st.integers(0, 999),
+    st.integers(0, 9999),
+    st.integers(0, 2**40),
+    st.integers(0, 9),
+    st.integers(0, 30),
+)
+def test_equal_to_the_definition(seed: int, epoch: int, batch: int, index: int, occurrence: int, count: int) -> None:
+    found = uniforms(seed, epoch, batch, np.array([index]), np.array([occurrence]), count)
+    assert found[0].tolist() == plain(seed, epoch, batch, index, occurrence, count)
+
+
+@given(st.lists(st.integers(0, 5), max_size=20))
+def test_occurrences_count_earlier_equals(values: list[int]) -> None:
+    expected = [values[:position].count(value) for position, value in enumerate(values)]
+    assert occurrences(np.array(values, dtype=np.int64)).tolist() == expected
 
 
 def picture(width: int = 90, height: int = 70, seed: int = 0) -> Image.Image:
@@ -119,16 +172,6 @@ def test_torch_kernel_equals_torchvision_on_tensors(interpolation: str, close: i
         assert difference.mean() < 0.4
 
 
-def test_flip_can_be_turned_off() -> None:
-    image = picture()
-    transform = RandomResizedCrop(32, flip=False)
-    random = draws(transform, 0)
-    random[-1] = 0.0
-    flipped = RandomResizedCrop(32)(image, random)
-    assert np.array_equal(mirrored(flipped), transform(image, random))
-    assert not np.array_equal(flipped, transform(image, random))
-
-
 @given(st.integers(1, 120), st.integers(1, 120), st.sampled_from(["bilinear", "bicubic", "lanczos"]))
 def test_test_transform_equals_preprocessing(width: int, height: int, interpolation: str) -> None:
     preprocessing = Preprocessing(24, 29, interpolation)
@@ -136,12 +179,6 @@ def test_test_transform_equals_preprocessing(width: int, height: int, interpolat
     image = picture(width, height)
     assert transform.draws == 0
     assert torch.equal(as_tensor(transform(image, np.empty(0))), preprocessing(image))
-
-
-def test_train_transform_takes_the_models_size() -> None:
-    transform = transforms.train_transform(Preprocessing(32, 36, "bicubic"), scale=(0.5, 1), flip=False)
-    assert (transform.size, transform.interpolation, transform.scale) == ((32, 32), "bicubic", (0.5, 1))
-    assert transforms.train_transform(Preprocessing(32, 36, "lanczos")).kernel == "pil"
 
 
 def test_test_transform_of_a_model_for_instance_search_keeps_sizes() -> None:
@@ -175,34 +212,6 @@ def test_glyph_transform_equals_torchvisions_affine() -> None:
         assert np.array_equal(transform(np.asarray(image), random), transform(image, random))
 
 
-def test_glyph_transform_keeps_the_shape_and_its_hand() -> None:
-    transform = GlyphAffine(48)
-    shown = np.asarray(glyph()).mean(2) < 128
-    mirror = shown[:, ::-1]
-    for seed in range(30):
-        found = transform(glyph(), draws(transform, seed)).mean(2)
-        assert found[0, 0] == 240, "what moves in has the colour of the ground"
-        dark = found < 128
-        assert 0.5 < dark.sum() / shown.sum() < 1.6, "nothing of it is cut off"
-        # Centred by its own middle, the shape overlaps itself more than its mirror image.
-        assert overlap(dark, shown) > overlap(dark, mirror)
-
-
-def overlap(first: np.ndarray, second: np.ndarray) -> int:
-    def centred(shape: np.ndarray) -> np.ndarray:
-        rows, columns = np.nonzero(shape)
-        return np.roll(shape, (24 - round(rows.mean()), 24 - round(columns.mean())), (0, 1))
-
-    return int((centred(first) & centred(second)).sum())
-
-
-def test_glyph_parameters_stay_in_their_ranges() -> None:
-    transform = GlyphAffine(32)
-    extremes = [transform.parameters(48, 48, np.full(5, value)) for value in (0.0, 1.0)]
-    assert extremes[0] == pytest.approx((-10, -4.8, -4.8, 0.8, -8))
-    assert extremes[1] == pytest.approx((10, 4.8, 4.8, 1.2, 8))
-
-
 def test_a_torchvision_transform_of_ones_own_is_seeded_by_the_image() -> None:
     own = v2.Compose([v2.RandomCrop(16), v2.ColorJitter(0.5), v2.PILToTensor()])
     transform = transforms.FromTorchvision(own, 16)
@@ -224,7 +233,6 @@ def test_a_transform_that_normalizes_is_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RandomResizedCrop(32, interpolation="nearest"), "bilinear, bicubic, lanczos"),
         (lambda: RandomResizedCrop(32, kernel="cv2"), "torch, pil"),
         (lambda: RandomResizedCrop(32, interpolation="lanczos"), "set kernel to 'pil'"),
         (lambda: RandomResizedCrop(32, scale=(0.5, 0.1)), "the smaller first"),
@@ -236,6 +244,88 @@ def test_impossible_settings_are_refused(make, message: str) -> None:
         make()
 
 
-def test_scale_is_drawn_evenly_in_logarithm() -> None:
-    transform = GlyphAffine(32)
-    assert transform.parameters(48, 48, np.full(5, 0.5))[3] == pytest.approx(math.sqrt(0.8 * 1.2))
+NOTHING = np.empty(0)
+
+
+def one(image: Image.Image, folder: Path, box: list[float] | None = None, **save: object) -> ImageSet:
+    image.save(folder / "a.png", **save)
+    boxes = None if box is None else np.array([box], dtype=np.float64)
+    return ImageSet("one", ["a.png"], [0], ["x"], root=folder, boxes=boxes)
+
+
+def noise(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 200))
+def test_whole_image_shrinks_as_a_thumbnail(width: int, height: int, imsize: int) -> None:
+    """PIL's thumbnail, which the benchmark's own code uses, is the oracle for sizes and pixels."""
+    image = noise(width, height)
+    images = ImageSet("one", ["a"], [0], ["x"], arrays=np.asarray(image)[None])
+    expected = image.copy()
+    expected.thumbnail((imsize, imsize), Image.Resampling.LANCZOS, reducing_gap=None)
+    transform = LongerSide(imsize)
+    found = transform(transform.read(images, 0), NOTHING)
+    assert np.array_equal(found, np.asarray(expected))
+    assert transform.output_size(images, 0) == found.shape[:2]
+
+
+@pytest.mark.parametrize("box", [[10.4, 20.6, 110.0, 60.0], [50, 5, 70, 95], [150, 50, 210, 90]])
+@pytest.mark.parametrize("imsize", [40, 1024])
+def test_query_is_bounded_by_its_share_of_the_picture(tmp_path: Path, box: list[float], imsize: int) -> None:
+    image = noise(200, 100)
+    images = one(image, tmp_path, box)
+    expected = image.crop(box)
+    bound = imsize * max(expected.size) / 200
+    expected.thumbnail((bound, bound), Image.Resampling.LANCZOS, reducing_gap=None)
+    transform = LongerSide(imsize)
+    found = transform(transform.read(images, 0), NOTHING)
+    assert np.array_equal(found, np.asarray(expected))
+    assert transform.output_size(images, 0) == found.shape[:2]
+    assert max(found.shape[:2]) <= max(bound, 1)
+
+
+def test_an_empty_box_names_the_image(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"a\.png: its box"):
+        LongerSide().read(one(noise(30, 20), tmp_path, [5, 5, 5, 9]), 0)
+
+
+CODE = """
+import torch
+from recollect.data.transforms import Transform
+
+class Fixed(Transform):
+    size, draws, key = (16, 16), 0, "fixed"
+    def __init__(self, preprocessing, value=7):
+        self.value = value
+    def __call__(self, image, random):
+        import numpy
+        return numpy.full((16, 16, 3), self.value, numpy.uint8)
+
+def plain(size):
+    return lambda image: torch.zeros(3, size, size, dtype=torch.uint8)
+
+def wrong():
+    return 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "a.py").write_text(CODE)
+    return str(tmp_path / "a.py")
+
+
+def test_a_transform_or_a_torchvision_transform_from_outside(file: str) -> None:
+    made = make_augmentation(f"{file}:Fixed", Preprocessing(16, 20), options={"value": 9})
+    assert made(np.zeros((4, 4, 3), np.uint8), np.zeros(0)).max() == 9
+    wrapped = make_augmentation(f"{file}:plain", Preprocessing(16, 20))
+    assert isinstance(wrapped, FromTorchvision)
+    assert wrapped(np.zeros((4, 4, 3), np.uint8), np.zeros(1)).shape == (16, 16, 3)
+
+
+def test_what_is_wrong_is_said(file: str) -> None:
+    with pytest.raises(ConfigError, match="Did you mean value"):
+        make_augmentation(f"{file}:Fixed", Preprocessing(16, 20), options={"vlue": 9})
+    with pytest.raises(ConfigError, match="must return a transform"):
+        make_augmentation(f"{file}:wrong", Preprocessing(16, 20))

@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from recollect.cli.main import app
-from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.errors import DataError
 from recollect.data.verify import verify
 
 
@@ -104,26 +104,6 @@ def test_counts_against_the_published_ones(tmp_path: Path) -> None:
     assert verify("sop", tmp_path).missing == ["x/1.JPG"]
 
 
-def test_many_blocks_and_any_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.data.verify.BLOCK", 3)
-    for index in range(20):
-        photo(tmp_path / f"{index % 4}" / f"{index}.png", index // 2)
-    reports = [verify("folder", tmp_path, workers=workers).as_dict() for workers in (1, 4)]
-    for report in reports:
-        report.pop("seconds")
-    assert reports[0] == reports[1]
-    assert len(reports[0]["duplicates"]) == 10
-
-
-def test_faults_of_the_call(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="data set 'nothing'"):
-        verify("nothing", tmp_path)
-    with pytest.raises(DataError, match="Ebay_train"):
-        verify("sop", tmp_path)
-    with pytest.raises(InputError, match="at least 1"):
-        verify("folder", tmp_path, samples_per_class=0)
-
-
 def test_command_line(root: Path) -> None:
     runner = CliRunner()
     listing = runner.invoke(app, ["data"])
@@ -154,31 +134,6 @@ def test_names_that_are_not_text(root: Path) -> None:
     result = CliRunner().invoke(app, ["data", "verify", "folder", str(root), "--json"])
     assert result.exit_code == 1
     assert list(json.loads(result.stdout)["unreadable"]) == [f"train/{name}/2.png"]
-
-
-def test_glyphs_need_no_root() -> None:
-    report = verify("glyphs", min_faces=50)
-    assert report.ok
-    assert [split.split for split in report.splits] == ["train", "test"]
-    assert not report.duplicates
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-def test_a_listed_pipe_is_told_and_not_waited_for(tmp_path: Path) -> None:
-    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
-    os.mkfifo(tmp_path / "b.png")
-    (tmp_path / "list.csv").write_text("path,label\na.png,x\nb.png,y\n")
-    report = verify("folder", tmp_path, csv="list.csv")
-    assert "a pipe" in report.unreadable["b.png"]
-
-
-def test_class_names_that_look_alike_across_parts_are_remarked_on(root: Path) -> None:
-    photo(root / "test" / "A" / "0.png", 99)
-    report = verify("folder", root)
-    assert report.ok
-    assert report.notes == [
-        "classes 'A' and 'a' look alike, but are separate classes. Give them one name if they are the same."
-    ]
 
 
 def test_groups_of_classes_are_confirmed(tmp_path: Path) -> None:

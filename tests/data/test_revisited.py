@@ -1,3 +1,5 @@
+"""Instance search: ground truth, matching pairs, and pickles that are read without running anything."""
+
 from __future__ import annotations
 
 import pickle
@@ -6,23 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from recollect.common.errors import ConfigError, DataError, DataWarning
-from recollect.data import load, load_distractors, load_revisited
+from data.image_files import touch
+from recollect.common.errors import ConfigError, DataError, DataWarning, SplitNotAllowedError
+from recollect.data import load, load_distractors, load_revisited, load_sfm_pairs, only_splits
 from recollect.data.sources.revisited import read_plain_pickle
 
 TRUTH = [
     {"bbx": [1.0, 2.0, 5.0, 7.0], "easy": [0, 2], "hard": [], "junk": [1]},
     {"bbx": [0.0, 0.0, 4.0, 4.0], "easy": [], "hard": [1], "junk": []},
 ]
-
-
-def touch(root: Path, names: list[str]) -> None:
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 9)).save(path, format="JPEG")
 
 
 def dump(path: Path, value: Any) -> None:
@@ -33,7 +28,7 @@ def dump(path: Path, value: Any) -> None:
 def make_oxford(root: Path, truth: Any = TRUTH) -> None:
     content = {"imlist": ["all_souls_1", "b", "c"], "qimlist": ["q1", "q2"], "gnd": truth}
     dump(root / "roxford5k" / "gnd_roxford5k.pkl", content)
-    touch(root, [f"roxford5k/jpg/{name}.jpg" for name in ("all_souls_1", "b", "c", "q1", "q2")])
+    touch(root, *(f"roxford5k/jpg/{name}.jpg" for name in ("all_souls_1", "b", "c", "q1", "q2")), size=(8, 9))
 
 
 def test_benchmark(tmp_path: Path) -> None:
@@ -81,7 +76,7 @@ def test_wrong_ground_truth_is_refused(tmp_path: Path, truth: Any, message: str)
 
 
 def test_distractors(tmp_path: Path) -> None:
-    touch(tmp_path, ["revisitop1m/jpg/0/a.jpg", "revisitop1m/jpg/1/b.jpg"])
+    touch(tmp_path, "revisitop1m/jpg/0/a.jpg", "revisitop1m/jpg/1/b.jpg")
     (tmp_path / "revisitop1m" / "revisitop1m.txt").write_text("0/a.jpg\n1/b.jpg\n")
     distractors = load_distractors(tmp_path)
     assert list(distractors.names) == ["revisitop1m/jpg/0/a.jpg", "revisitop1m/jpg/1/b.jpg"]
@@ -92,21 +87,18 @@ def test_distractors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", ["retrieval-SfM-120k/", "train/retrieval-SfM-120k/", ""])
 def test_sfm_validation(tmp_path: Path, folder: str) -> None:
     identities = ["00aabbcc", "11ddeeff", "22aa0011"]
-    dump(
-        tmp_path / folder / "retrieval-SfM-120k-val-eccv2020.pkl",
-        {"cids": identities, "qidx": [1], "gnd": [{"ok": [0, 1], "junk": [2]}]},
-    )
+    content = {"cids": identities, "qidx": [1], "gnd": [{"ok": [0, 1], "junk": [2]}]}
+    dump(tmp_path / folder / "retrieval-SfM-120k-val-eccv2020.pkl", content if folder else NUMPY)
     touch(
-        tmp_path, [f"{folder}ims/cc/bb/aa/00aabbcc", f"{folder}ims/ff/ee/dd/11ddeeff", f"{folder}ims/11/00/aa/22aa0011"]
+        tmp_path, *(f"{folder}ims/{name}" for name in ("cc/bb/aa/00aabbcc", "ff/ee/dd/11ddeeff", "11/00/aa/22aa0011"))
     )
     benchmark = load_revisited("sfm120k", tmp_path)
     assert benchmark.database.names[0] == f"{folder}ims/cc/bb/aa/00aabbcc"
     assert list(benchmark.queries.names) == [benchmark.database.names[1]]
     assert benchmark.queries.boxes is None
+    assert [benchmark.easy[0].tolist(), benchmark.hard[0].tolist()] == [[0], []]
     assert benchmark.junk[0].tolist() == [1, 2]  # the query itself among them
-    assert benchmark.easy[0].tolist() == [0]
-    assert benchmark.hard[0].tolist() == []
-    assert benchmark.database.read(2).size == (8, 9)
+    assert benchmark.query_rows.tolist() == [1]
 
 
 class Evil:
@@ -149,18 +141,6 @@ def test_the_older_name_of_numpys_core_is_known(tmp_path: Path) -> None:
     old = pickle.dumps(np.arange(3), 2).replace(b"numpy._core", b"numpy.core")
     (tmp_path / "x.pkl").write_bytes(old)
     assert read_plain_pickle(tmp_path / "x.pkl") == [0, 1, 2]
-
-
-def test_sfm_validation_with_arrays(tmp_path: Path) -> None:
-    dump(tmp_path / "retrieval-SfM-120k-val-eccv2020.pkl", NUMPY)
-    for name in NUMPY["cids"]:
-        (place := tmp_path / "ims" / name[-2:] / name[-4:-2] / name[-6:-4]).mkdir(parents=True, exist_ok=True)
-        (place / name).touch()
-    benchmark = load_revisited("sfm120k", tmp_path)
-    assert benchmark.easy[0].tolist() == [0]
-    assert benchmark.junk[0].tolist() == [1, 2]
-    assert benchmark.query_rows is not None
-    assert benchmark.query_rows.tolist() == [1]
 
 
 def _call(module: str, name: str, *arguments: Any) -> bytes:
@@ -215,13 +195,6 @@ def test_a_hostile_pickle_leaves_nothing_behind(tmp_path: Path) -> None:
     assert found[0] is found[1]
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_large_honest_pickles_are_read(tmp_path: Path, protocol: int) -> None:
-    value = {"names": [f"image {number}" for number in range(3000)], "none": [], "number": [(n, n) for n in range(999)]}
-    (tmp_path / "x.pkl").write_bytes(pickle.dumps(value, protocol))
-    assert read_plain_pickle(tmp_path / "x.pkl") == value
-
-
 def test_persistent_references_and_damage_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pkl"
     path.write_bytes(b"\x80\x04\x8c\x01aQ.")
@@ -236,3 +209,62 @@ def test_persistent_references_and_damage_are_refused(tmp_path: Path) -> None:
     assert read_plain_pickle(path) == {"a": [1, 2.5, "x", None, True, (1,), b"y"]}
     with pytest.raises(DataError, match="no such file"):
         read_plain_pickle(tmp_path / "absent.pkl")
+
+
+IDENTITIES = [f"{number:032x}" for number in (0xABCDEF, 0x123456, 0x777777, 0xFEDCBA)]
+
+
+PART = {"cids": IDENTITIES, "cluster": [5, 5, 9, 9], "qidxs": [0, 2], "pidxs": [1, 3], "bbxs": [None] * 4}
+
+
+def write_pairs(root: Path, content: Any, name: str = "retrieval-SfM-120k.pkl") -> Path:
+    folder = root / "retrieval-SfM-120k"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(pickle.dumps(content))
+    touch(folder, *(f"ims/{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}" for name in IDENTITIES), size=(4, 3))
+    return folder / name
+
+
+@pytest.mark.parametrize("numbers", [list, np.array])
+def test_pairs_of_a_part(tmp_path: Path, numbers: Any) -> None:
+    part = {**PART, **{key: numbers(PART[key]) for key in ("cluster", "qidxs", "pidxs")}}
+    write_pairs(tmp_path, {"train": part, "val": {**part, "qidxs": [1], "pidxs": [0]}})
+    for root in (tmp_path, tmp_path / "retrieval-SfM-120k"):
+        found = load_sfm_pairs(root, "train")
+        assert (found.queries.tolist(), found.positives.tolist()) == ([0, 2], [1, 3])
+        assert found.images.labels.tolist() == [0, 0, 1, 1]
+        assert found.images.read(0).size == (4, 3)
+    assert load_sfm_pairs(tmp_path, "val").queries.tolist() == [1]
+
+
+def test_the_publishers_pairs_for_whitening(tmp_path: Path) -> None:
+    content = {key: PART[key] for key in ("cids", "qidxs", "pidxs")}
+    write_pairs(tmp_path, content, "retrieval-SfM-120k-whiten.pkl")
+    found = load_sfm_pairs(tmp_path)
+    assert (len(found.images), found.positives.tolist()) == (4, [1, 3])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        [1],
+        {"cids": IDENTITIES},
+        {**PART, "qidxs": [0, 4]},
+        {**PART, "pidxs": [0]},
+        {**PART, "pidxs": [0.5, 1]},
+        {**PART, "cluster": [1]},
+    ],
+)
+def test_lists_that_are_not_such(tmp_path: Path, part: Any) -> None:
+    path = write_pairs(tmp_path, {"train": part})
+    with pytest.raises(DataError, match=path.name):
+        load_sfm_pairs(tmp_path, "train")
+
+
+def test_pairs_that_are_missing_or_not_allowed(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="whiten"):
+        load_sfm_pairs(tmp_path)
+    with pytest.raises(ConfigError, match="whiten, train, val"):
+        load_sfm_pairs(tmp_path, "test")
+    with only_splits("train"), pytest.raises(SplitNotAllowedError):
+        load_sfm_pairs(tmp_path, "val")
