@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hypothesis import given, settings, strategies as st
 
 from oracles import metrics as reference
-from recollect.evaluation import evaluate, evaluate_revisited, hierarchy, ranks as ranks_module
+from recollect.evaluation import evaluate, evaluate_revisited, metrics as metrics_module, ranks as ranks_module
 from recollect.evaluation.metrics import METRICS
 
 KS = (1, 2, 5, 1000)  # 1000 exceeds every gallery here
@@ -77,7 +77,7 @@ def test_equals_the_reference(case, dtype):
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks_module, "_SIDE", 6)
-        patch.setattr(hierarchy, "_ENTRIES", 20)  # a few queries at a time
+        patch.setattr(metrics_module, "_ENTRIES", 20)  # a few queries at a time
         _assert_equal(evaluate(**case, ks=KS), expected)
     _assert_equal(evaluate(**case, ks=KS, memory=1 << 20), expected)
 

@@ -11,8 +11,7 @@ from recollect.evaluation.protocols import (
     evaluate_reid,
     evaluate_revisited,
 )
-from recollect.evaluation.result import Evaluation
-from recollect.evaluation.retrieval import evaluate
+from recollect.evaluation.retrieval import Evaluation, evaluate
 from recollect.evaluation.verdict import (
     Changes,
     Comparison,

@@ -82,8 +82,8 @@ class Vectors:
             here = np.flatnonzero(which == number)
             if here.size:
                 local = indices[here] - self._starts[number]
-                chosen = part[torch.from_numpy(local).to(part.device)] if isinstance(part, Tensor) else part[local]
-                values = self._converted(chosen, dtype)
+                part_rows = part[torch.from_numpy(local).to(part.device)] if isinstance(part, Tensor) else part[local]
+                values = self._converted(part_rows, dtype)
                 if here.size == len(indices):
                     rows = values
                 else:
@@ -103,11 +103,11 @@ class Vectors:
 
     def _converted(self, part: Tensor | NDArray[Any], dtype: torch.dtype) -> Tensor:
         if isinstance(part, np.ndarray):
-            wanted = np.float64 if dtype == torch.float64 else np.float32
+            numpy_dtype = np.float64 if dtype == torch.float64 else np.float32
             with warnings.catch_warnings():
                 # Rows are only read here, so a read-only array needs no warning and no copy.
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-                part = torch.from_numpy(np.ascontiguousarray(part, dtype=wanted))
+                part = torch.from_numpy(np.ascontiguousarray(part, dtype=numpy_dtype))
         return part.detach().to(self.device, dtype)
 
     def _check(self, tile: Tensor, number: Any) -> None:
@@ -231,8 +231,8 @@ class ByLabel:
         self.counts: Ints = self._sizes[self._class] - int(self._own)
         if self._junk is not None:
             rows, items = self._junk.pairs(np.arange(len(query_labels)))
-            known = items < len(item_labels)
-            rows, items = rows[known], items[known]
+            labelled = items < len(item_labels)
+            rows, items = rows[labelled], items[labelled]
             lost = item_class[items] == self._class[rows]
             if self._own:
                 lost &= items != rows
@@ -250,8 +250,8 @@ class ByLabel:
             junk = self._junk.pairs(queries)
             ignored_rows = np.concatenate([ignored_rows, junk.rows])
             ignored_items = np.concatenate([ignored_items, junk.items])
-        kept = ~np.isin(rows * self._items + items, ignored_rows * self._items + ignored_items)
-        return Pairs(rows[kept], items[kept]), Pairs(ignored_rows, ignored_items)
+        ranked = ~np.isin(rows * self._items + items, ignored_rows * self._items + ignored_items)
+        return Pairs(rows[ranked], items[ranked]), Pairs(ignored_rows, ignored_items)
 
 
 class ByLists:

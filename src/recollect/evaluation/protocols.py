@@ -29,8 +29,7 @@ from recollect.common.machine import usable_device
 from recollect.evaluation.inputs import ArrayLike, ByLists, Vectors, as_labels, to_tensor
 from recollect.evaluation.metrics import METRICS, checked_ks, limits_for
 from recollect.evaluation.ranks import DEFAULT_MEMORY, stream_ranks
-from recollect.evaluation.result import Evaluation, gather, refuse_existing, shard
-from recollect.evaluation.retrieval import evaluate
+from recollect.evaluation.retrieval import Evaluation, evaluate, gather, refuse_existing, shard
 from recollect.evaluation.tiles import Ties
 
 
@@ -77,10 +76,10 @@ def evaluate_reid(
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers:
         raise InputError("seeds: at least one draw is needed.")
-    unusual = {"metrics", "junk", "gallery", "gallery_labels"} & options.keys()
-    if unusual:
+    fixed = {"metrics", "junk", "gallery", "gallery_labels"} & options.keys()
+    if fixed:
         raise InputError(
-            f"{', '.join(sorted(unusual))}: fixed by the re-identification protocol; use evaluate to set it."
+            f"{', '.join(sorted(fixed))}: fixed by the re-identification protocol; use evaluate to set it."
         )
     vectors = Vectors([embeddings], "embeddings", torch.device("cpu"))
     names = as_labels(labels, "labels")
@@ -92,24 +91,15 @@ def evaluate_reid(
     for seed in numbers:
         shuffled = np.random.default_rng(seed).permutation(len(names))
         _, first = np.unique(names[shuffled], return_index=True)
-        chosen = np.sort(shuffled[first])
-        others = np.setdiff1d(np.arange(len(names)), chosen)
+        gallery = np.sort(shuffled[first])
+        others = np.setdiff1d(np.arange(len(names)), gallery)
         if not others.size:
             raise InputError(
                 "every identity has a single image, so no query is left after drawing the gallery: add images."
             )
-        rest, drawn = to_tensor(others, everything.device), to_tensor(chosen, everything.device)
-        draws.append(
-            evaluate(
-                everything[rest],
-                names[others],
-                everything[drawn],
-                names[chosen],
-                ks,
-                metrics=("r@k", "mrr"),
-                **options,
-            )
-        )
+        query_vectors, items = (everything[to_tensor(part, everything.device)] for part in (others, gallery))
+        metrics = ("r@k", "mrr")
+        draws.append(evaluate(query_vectors, names[others], items, names[gallery], ks, metrics=metrics, **options))
         queries.append(others)
     table = {f"reid/{name}": np.array([draw.metrics[name] for draw in draws]) for name in draws[0].metrics}
     return ReidResult(
@@ -148,8 +138,8 @@ class RevisitedResult:
         means = {}
         for setup, values in self.per_query.items():
             for name, column in values.items():
-                known = column[~np.isnan(column)]
-                means[f"{setup}/{name}"] = float(known.mean()) if known.size else float("nan")
+                numbers = column[~np.isnan(column)]
+                means[f"{setup}/{name}"] = float(numbers.mean()) if numbers.size else float("nan")
         return means
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
@@ -231,36 +221,33 @@ def evaluate_revisited(
     if len(gnd) != number:
         raise InputError(f"gnd has {len(gnd)} entries for {number} queries; give one per query, in order.")
     in_database = len(Vectors([database], "database", place))
-    chosen = [_lists(entry, setup, query, in_database) for setup in setups for query, entry in enumerate(gnd)]
-    relevance = ByLists([ok for ok, _ in chosen], [ignored for _, ignored in chosen], len(items))
+    lists = [_lists(entry, setup, query, in_database) for setup in setups for query, entry in enumerate(gnd)]
+    relevance = ByLists([ok for ok, _ in lists], [ignored for _, ignored in lists], len(items))
     tiles = stream_ranks(
         stacked,
         items,
         relevance,
         limits_for([METRICS["map"]], ks),
-        chosen=shard(len(stacked), distributed),
+        subset=shard(len(stacked), distributed),
         ties=ties,
         memory=memory,
         progress=progress,
     )
     mine = {}
     for tile in tiles:
-        for row, (which, ranks, found) in enumerate(
+        for row, (which, ranks, neighbours) in enumerate(
             zip(tile.queries.tolist(), tile.ranks.cpu().numpy(), tile.items.cpu().numpy(), strict=True)
         ):
-            count = int(tile.positives[row])
-            ok, ignored = chosen[which]
-            mine[which] = _values(_shifted(ranks[:count] - 1, found[:count], ignored), len(ok), ks)
-    values = {which: row for part in gather(mine, distributed) for which, row in part.items()}
-    names = _names(ks)
-    nothing = [np.nan] * len(names)
-    table = np.array([values.get(which, nothing) for which in range(len(stacked))]).reshape(len(setups), number, -1)
-    return RevisitedResult(
-        {
-            setup: {name: table[s, :, column].copy() for column, name in enumerate(names)}
-            for s, setup in enumerate(setups)
-        }
-    )
+            count, (ok, ignored) = int(tile.positives[row]), lists[which]
+            # A positive that is also to be ignored keeps its place, but later ones move up, as in the benchmark. The
+            # published ground truth has no such image.
+            both = np.isin(neighbours[:count], ignored)
+            mine[which] = _values(ranks[:count] - 1 - (np.cumsum(both) - both), len(ok), ks)
+    table = np.full((len(stacked), 1 + len(ks)), np.nan)
+    for part in gather(mine, distributed):
+        for which, values in part.items():
+            table[which] = values
+    return _result(table, setups, ks)
 
 
 def evaluate_rankings(
@@ -280,35 +267,30 @@ def evaluate_rankings(
     _check_setups(setups)
     if len(gnd) != len(rankings):
         raise InputError(f"gnd has {len(gnd)} entries for {len(rankings)} ranked lists; give one per query, in order.")
-    names = _names(ks)
-    per_query: dict[str, dict[str, Floats]] = {}
+    rows = []
     for setup in setups:
-        rows = []
         for query, (ranking, entry) in enumerate(zip(rankings, gnd, strict=True)):
             listed = np.asarray(ranking, dtype=np.int64)
             ok, ignored = _lists(entry, setup, query, None)
             positions = np.flatnonzero(np.isin(listed, ok))
-            ignored_at = np.flatnonzero(np.isin(listed, ignored))
-            positions = positions - np.searchsorted(ignored_at, positions)
-            rows.append(_values(positions.astype(np.float64), len(ok), ks) if len(ok) else [np.nan] * len(names))
-        table = np.array(rows).reshape(len(rankings), len(names))
-        per_query[setup] = {name: table[:, column].copy() for column, name in enumerate(names)}
-    return RevisitedResult(per_query)
+            positions = positions - np.searchsorted(np.flatnonzero(np.isin(listed, ignored)), positions)
+            rows.append(_values(positions.astype(np.float64), len(ok), ks))
+    return _result(np.array(rows), setups, ks)
 
 
 def _values(positions: Floats, positives: int, ks: Sequence[int]) -> list[float]:
+    if not positives:
+        return [np.nan] * (1 + len(ks))
     return [average_precision(positions, positives), *(precision_at(positions, k) for k in ks)]
 
 
-def _names(ks: Sequence[int]) -> list[str]:
-    return ["map", *(f"mp@{k}" for k in ks)]
-
-
-def _shifted(positions: Floats, found: NDArray[np.int64], ignored: NDArray[np.int64]) -> Floats:
-    """Take out positives that are also to be ignored, as the benchmark does: they keep their place but later ones
-    move up. The published ground truth has no such image."""
-    both = np.isin(found, ignored)
-    return positions - (np.cumsum(both) - both)
+def _result(table: Floats, setups: Sequence[str], ks: Sequence[int]) -> RevisitedResult:
+    """The result of a table with the queries of one set-up after the other, and a column per metric."""
+    names = ["map", *(f"mp@{k}" for k in ks)]
+    parts = zip(setups, np.split(table, len(setups)), strict=True)
+    return RevisitedResult(
+        {setup: {name: part[:, column].copy() for column, name in enumerate(names)} for setup, part in parts}
+    )
 
 
 def _lists(

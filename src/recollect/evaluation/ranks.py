@@ -101,7 +101,7 @@ def stream_ranks(
     limits: Limits,
     *,
     themselves: bool = False,
-    chosen: Ints | None = None,
+    subset: Ints | None = None,
     ties: Ties = "pessimistic",
     memory: int = DEFAULT_MEMORY,
     progress: bool = False,
@@ -113,7 +113,7 @@ def stream_ranks(
         relevance: the positives and the ignored items of each query.
         limits: how deep ranks have to be exact.
         themselves: the gallery begins with the queries, and hiding is symmetric: if z is hidden from x, x is hidden from z.
-        chosen: numbers of the queries to process; all by default.
+        subset: numbers of the queries to process; all by default.
         ties: whether a negative tied with a positive counts as ahead (``"pessimistic"``) or behind.
         memory: bytes the pass may use in addition to its inputs.
         progress: show a progress line.
@@ -125,11 +125,11 @@ def stream_ranks(
     dtype = torch.float64 if queries.is_double or gallery.is_double else torch.float32
     plan, sign = _Plan(memory, queries.dim, dtype), tie_sign(ties)
     counts = relevance.counts
-    todo = np.arange(len(counts)) if chosen is None else chosen
+    todo = np.arange(len(counts)) if subset is None else subset
     # Tiles are padded to their longest row, so queries with equal numbers of positives go together; within those, classes.
     todo = todo[np.lexsort((todo, relevance.groups[todo], counts[todo]))]
     pieces = [todo[start : start + plan.rows] for start in range(0, len(todo), plan.rows)]
-    symmetric = themselves and chosen is None and sum(plan.cost(counts[piece]) for piece in pieces) <= plan.block_bytes
+    symmetric = themselves and subset is None and sum(plan.cost(counts[piece]) for piece in pieces) <= plan.block_bytes
     blocks, places = plan.blocks(todo[counts[todo] > 0], counts), np.arange(len(gallery))
     if symmetric:
         blocks, places[todo] = iter([pieces]), np.arange(len(todo))

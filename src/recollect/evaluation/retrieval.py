@@ -1,27 +1,47 @@
-"""``evaluate``: vectors and labels to metrics. The entry point that most users need.
+"""``evaluate``: vectors and labels to metrics, and its result, one value per query and metric.
 
-Reads as a table of contents: which items are relevant (``relevance``), at which ranks (``ranks``), their metrics
-(``metrics``), stored per query (``result``).
+``evaluate`` reads as a table of contents: which items are relevant (``inputs``), at which ranks (``ranks``), their metrics
+(``metrics``), stored per query (``Evaluation``). Means, intervals and comparisons are computed from these (``verdict.py``).
+
+Several processes share the queries: each ranks every W-th against the whole gallery (``shard``), and only values per query
+are exchanged (``gather``), as objects, so that any ``torch.distributed`` backend works.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
-from recollect.common.errors import InputError
+from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.files import atomic_write
 from recollect.common.machine import limited_threads, threads_for, usable_device
-from recollect.evaluation import metrics as metric_table
-from recollect.evaluation.hierarchy import GRADED, GradedRanks, Hierarchy
+from recollect.common.reading import parse_json, read_npz
 from recollect.evaluation.inputs import ArrayLike, ByLabel, Vectors, as_labels
-from recollect.evaluation.metrics import Metric, MetricLike
+from recollect.evaluation.metrics import (
+    GRADED,
+    METRICS,
+    RESERVED,
+    Hierarchy,
+    Metric,
+    MetricLike,
+    checked_ks,
+    checked_metrics,
+    columns,
+    compute,
+    default_ks,
+    limits_for,
+)
 from recollect.evaluation.ranks import DEFAULT_MEMORY, stream_ranks
-from recollect.evaluation.result import Evaluation, as_ids, gather, shard
-from recollect.evaluation.tiles import RankTile, Ties, tie_sign
+from recollect.evaluation.tiles import Ties, tie_sign
 
 _OPERATIONS = 100  # threads mostly wait in small evaluations: 5,000 vectors of 128 take 83 ms on one, 86 ms on two
 
@@ -92,7 +112,8 @@ def evaluate(
         raise InputError("gallery_labels are given but no gallery: pass both, or neither to search among the queries.")
     if gallery is not None and gallery_labels is None:
         raise InputError("a gallery is given without gallery_labels: pass one label for each of its vectors.")
-    place = _device(embeddings, device)
+    place = embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
+    place = place if device is None else usable_device(str(device))
     cosine = similarity == "cosine"
     extra = [] if distractors is None else [distractors]
     queries = Vectors([embeddings], "embeddings", place, cosine)
@@ -102,8 +123,8 @@ def evaluate(
     _check_lengths(len(queries), len(query_labels), "embeddings", "labels")
     if gallery_labels is not None:
         _check_lengths(len(items) - added, len(as_labels(gallery_labels, "gallery_labels")), "gallery", "its labels")
-    ks = metric_table.default_ks(len(items) - (gallery is None)) if ks is None else metric_table.checked_ks(ks)
-    graded, plain = _asked(metrics, coarse_labels is not None)
+    ks = default_ks(len(items) - (gallery is None)) if ks is None else checked_ks(ks)
+    graded, plain = _graded_and_plain(metrics, coarse_labels is not None)
     hierarchy = None
     if coarse_labels is not None:
         hierarchy = Hierarchy(query_labels, gallery_labels, coarse_labels, gallery_coarse_labels, added)
@@ -116,32 +137,32 @@ def evaluate(
             f"none of the {len(queries)} queries has a positive: no label occurs "
             + ("twice." if gallery is None else "in both the queries and the gallery.")
         )
-    ranked, limits = relevance, metric_table.limits_for(plain, ks)
+    ranked, limits = relevance, limits_for(plain, ks)
     if hierarchy is not None and graded:
         ranked = ByLabel(hierarchy.coarse, hierarchy.gallery_coarse, added, junk)
-        limits = metric_table.limits_for([metric_table.METRICS["map"]], ks)
+        limits = limits_for([METRICS["map"]], ks)
     tiles = stream_ranks(
         queries,
         items,
         ranked,
         limits,
         themselves=gallery is None and junk is None,
-        chosen=shard(len(queries), distributed),
+        subset=shard(len(queries), distributed),
         ties=ties,
         memory=memory,
         progress=progress,
     )
-    mine = []
+    mine, sign = [], tie_sign(ties)
     with limited_threads(threads_for(len(queries) * len(items) * queries.dim, _OPERATIONS)):
         for tile in tiles:
-            for of_label, levels in _levels(tile, hierarchy if graded else None, tie_sign(ties)):
-                values = metric_table.compute(of_label, plain, ks)
+            for of_label, levels in [(tile, None)] if hierarchy is None or not graded else hierarchy.split(tile, sign):
+                values = compute(of_label, plain, ks)
                 if levels is not None:
                     values |= {name: GRADED[name](levels) for name in graded}
                 mine.append((of_label.queries.cpu().numpy(), {name: v.cpu().numpy() for name, v in values.items()}))
-    per_query = {name: np.full(len(queries), np.nan) for name in [*metric_table.columns(plain, ks), *graded]}
-    for numbers, found in (part for process in gather(mine, distributed) for part in process):
-        for name, column in found.items():
+    per_query = {name: np.full(len(queries), np.nan) for name in [*columns(plain, ks), *graded]}
+    for numbers, tile_values in (part for process in gather(mine, distributed) for part in process):
+        for name, column in tile_values.items():
             per_query[name][numbers] = column
     settings = {
         "ks": ks,
@@ -157,30 +178,15 @@ def evaluate(
     return Evaluation(per_query, query_labels, relevance.counts, settings, as_ids(ids, len(queries)))
 
 
-def _asked(metrics: Sequence[MetricLike] | None, hierarchical: bool) -> tuple[list[str], list[Metric]]:
+def _graded_and_plain(metrics: Sequence[MetricLike] | None, hierarchical: bool) -> tuple[list[str], list[Metric]]:
     """Names of the graded metrics, and the others."""
     if metrics is None:
-        return list(GRADED) if hierarchical else [], metric_table.checked_metrics(None)
+        return list(GRADED) if hierarchical else [], checked_metrics(None)
     graded = [name for name in GRADED if name in metrics]
     if graded and not hierarchical:
         raise InputError(f"metrics: {', '.join(graded)} need labels of a second level: pass coarse_labels.")
     others = [metric for metric in metrics if not (isinstance(metric, str) and metric in GRADED)]
-    return graded, metric_table.checked_metrics(others) if others or not graded else []
-
-
-def _levels(tile: RankTile, hierarchy: Hierarchy | None, sign: int) -> Iterator[tuple[RankTile, GradedRanks | None]]:
-    """The ranks of the positives by label, and with a hierarchy those of both levels."""
-    if hierarchy is None:
-        yield tile, None
-        return
-    for levels, of_label in hierarchy.split(tile, sign):
-        yield of_label, levels
-
-
-def _device(embeddings: object, device: torch.device | str | None) -> torch.device:
-    if device is not None:
-        return usable_device(str(device))
-    return embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
+    return graded, checked_metrics(others) if others or not graded else []
 
 
 def _check_lengths(vectors: int, labels: int, what: str, of: str) -> None:
@@ -188,3 +194,142 @@ def _check_lengths(vectors: int, labels: int, what: str, of: str) -> None:
         raise InputError(f"{what}: there are no vectors.")
     if vectors != labels:
         raise InputError(f"{what}: {vectors} vectors but {labels} labels ({of}); give one label per vector, in order.")
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Per-query values of every metric, and their means.
+
+    Attributes:
+        per_query: metric → N values as fractions (``first_rank`` as a rank); NaN for a query without a positive.
+        labels: N labels of the queries.
+        positives: N numbers of positives.
+        settings: the options of the evaluation: ks, ties, sizes.
+        ids: the name of each of the N queries (file name, content hash), or None; see ``paired_bootstrap``.
+
+    Examples:
+        >>> result = Evaluation({"r@1": np.array([1.0, 0.0, 1.0])}, np.array([7, 7, 8]), np.array([1, 1, 1]))
+        >>> round(result.metrics["r@1"], 3), result.class_means("r@1")
+        (0.667, {7: 0.5, 8: 1.0})
+    """
+
+    per_query: Mapping[str, NDArray[np.float64]]
+    labels: NDArray[Any]
+    positives: NDArray[np.int64]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ids: NDArray[np.str_] | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean of every metric over the queries that have a positive, as fractions from 0 to 1."""
+        counted = self.positives > 0
+        return {name: float(values[counted].mean()) for name, values in self.per_query.items()}
+
+    @property
+    def counted(self) -> int:
+        """How many queries have a positive and therefore count in the means."""
+        return int((self.positives > 0).sum())
+
+    def values(self, metric: str) -> NDArray[np.float64]:
+        """The per-query values of one metric, or an error that lists the available ones."""
+        if metric not in self.per_query:
+            raise InputError(f"{metric!r} was not computed; available: {', '.join(self.per_query)}.")
+        return self.per_query[metric]
+
+    def class_means(self, metric: str) -> dict[Any, float]:
+        """The mean of ``metric`` over the queries of each class; classes without a counted query are left out."""
+        values = self.values(metric)
+        counted = self.positives > 0
+        classes, place = np.unique(self.labels[counted], return_inverse=True)
+        means = np.bincount(place, weights=values[counted]) / np.bincount(place)
+        return dict(zip(classes.tolist(), means.tolist(), strict=True))
+
+    @property
+    def macro(self) -> dict[str, float]:
+        """Every metric averaged over classes instead of queries, so that large and small classes have equal weight."""
+        return {name: float(np.mean(list(self.class_means(name).values()))) for name in self.per_query}
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values for ``metrics.json``."""
+        return {
+            "metrics": self.metrics,
+            "macro": self.macro,
+            "queries": len(self.positives),
+            "queries_without_positive": len(self.positives) - self.counted,
+            "settings": dict(self.settings),
+        }
+
+    def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
+        """Write all per-query values as ``.npz``.
+
+        Raises:
+            InputError: the file exists and ``overwrite`` is not set, or the name does not end in ``.npz``.
+        """
+        path = Path(path)
+        if path.suffix != ".npz":
+            raise InputError(f"{path}: per-query results are saved as .npz; give a name that ends in .npz.")
+        refuse_existing(path, overwrite)
+        arrays: dict[str, Any] = {
+            "labels": self.labels,
+            "positives": self.positives,
+            "settings": np.array(json.dumps(dict(self.settings))),
+            **({} if self.ids is None else {"ids": self.ids}),
+            **self.per_query,
+        }
+        with atomic_write(path) as file:
+            np.savez_compressed(file, **arrays)
+        return path
+
+    @classmethod
+    def load(cls, path: Path | str) -> Evaluation:
+        """Read what ``save`` wrote."""
+        try:
+            arrays = read_npz(path)
+            settings = parse_json(str(arrays["settings"]), str(path), dict)
+            labels, positives = arrays["labels"], arrays["positives"]
+            ids = as_ids(arrays["ids"], len(positives)) if "ids" in arrays else None
+        except (ValueError, KeyError) as error:
+            raise DataError(f"{path}: not a file of per-query results ({error}).") from error
+        values = {name: array for name, array in arrays.items() if name not in RESERVED}
+        return cls(values, labels, positives, settings, ids)
+
+
+def as_ids(ids: Any | None, queries: int) -> NDArray[np.str_] | None:
+    """One string per query, or an error."""
+    if ids is None:
+        return None
+    array = np.asarray(ids)
+    if array.dtype.kind != "U" or array.shape != (queries,):
+        raise InputError(
+            f"ids: give {queries} strings, one per query; the shape is {array.shape} and the type {array.dtype}."
+        )
+    if len(np.unique(array)) != queries:
+        raise InputError("ids: two queries have the same id; each query needs its own.")
+    return array
+
+
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    """Raise if ``path`` exists and may not be replaced."""
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} already exists: choose another name, or allow overwriting (--overwrite).")
+
+
+def shard(queries: int, distributed: bool) -> NDArray[np.int64] | None:
+    """The numbers of the queries that this process evaluates; None for all."""
+    if not distributed:
+        return None
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            "distributed=True, but this program runs as a single process: start it with torchrun and call "
+            "torch.distributed.init_process_group first, or set distributed=False."
+        )
+    return np.arange(dist.get_rank(), queries, dist.get_world_size())
+
+
+def gather(mine: Any, distributed: bool) -> list[Any]:
+    """Every process's ``mine``, in the order of ranks, on every process."""
+    if not distributed:
+        return [mine]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return everyone

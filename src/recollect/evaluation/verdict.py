@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import DataError, InputError
 from recollect.common.text import in_decimals, number_of
-from recollect.evaluation.result import Evaluation
+from recollect.evaluation.retrieval import Evaluation
 
 Unit = Literal["class", "query"]
 
@@ -126,18 +126,18 @@ def _check_same_queries(first: Evaluation, second: Evaluation) -> Literal["ids",
             f"the two results are of different queries (there are {len(first.labels)} and {len(second.labels)}, or their "
             "labels differ): evaluate both runs on the same set in the same order."
         )
-    known = first.ids is not None and second.ids is not None
-    if first.ids is not None and second.ids is not None and not np.array_equal(first.ids, second.ids):
-        where = int(np.flatnonzero(first.ids != second.ids)[0])
+    ids = [result.ids for result in (first, second) if result.ids is not None]
+    if len(ids) == 2 and not np.array_equal(ids[0], ids[1]):
+        where = int(np.flatnonzero(ids[0] != ids[1])[0])
         raise InputError(
-            f"the two results are of different queries: number {where} is {first.ids[where]!s} in one and "
-            f"{second.ids[where]!s} in the other; evaluate both runs on the same images in the same order."
+            f"the two results are of different queries: number {where} is {ids[0][where]!s} in one and "
+            f"{ids[1][where]!s} in the other; evaluate both runs on the same images in the same order."
         )
     if not np.array_equal(first.positives, second.positives):
         raise InputError(
             "the two results have different positives for the same queries: use the same gallery and junk."
         )
-    return "ids" if known else "labels"
+    return "ids" if len(ids) == 2 else "labels"
 
 
 def _resampled_means(
@@ -178,7 +178,7 @@ Judgement = Literal["helped", "no clear change", "made it worse"]
 
 FEW_QUERIES = 500
 """With fewer queries, chance changes r@1 by more than two points (50 / √500): only large differences can be distinguished."""
-_SHOWN = {"map@r": "mAP@R", "map": "mAP", "mrr": "MRR", "r_precision": "R-precision"}
+_DISPLAY_NAMES = {"map@r": "mAP@R", "map": "mAP", "mrr": "MRR", "r_precision": "R-precision"}
 
 
 @dataclass(frozen=True)
@@ -234,10 +234,10 @@ class Verdict:
     Examples:
         >>> labels, ones = np.repeat(np.arange(10), 4), np.ones(40, np.int64)
         >>> before, after = (Evaluation({"r@1": np.full(40, value)}, labels, ones) for value in (0.5, 0.75))
-        >>> found = verdict(before, after)
-        >>> found.judgement
+        >>> result = verdict(before, after)
+        >>> result.judgement
         'helped'
-        >>> found.sentence()
+        >>> result.sentence()
         'r@1 50.0 → 75.0 (+25.0, 95 % CI 25.0 … 25.0): training helped. Only 40 queries of 10 classes.'
     """
 
@@ -345,12 +345,12 @@ def verdict(
     enough = 2 * 0.5**classes < 1 - level
     changes = []
     for name in dict.fromkeys(metrics):
-        found = paired_bootstrap(before, after, name, level=level, resamples=resamples, seed=seed)
+        change = paired_bootstrap(before, after, name, level=level, resamples=resamples, seed=seed)
         upside_down = name in (*after.settings.get("lower_is_better", ()), "first_rank")
         judgement: Judgement = UNCLEAR
-        if enough and (found.low > 0 or found.high < 0):
-            judgement = HELPED if (found.low > 0) != upside_down else WORSE
-        values = (before.metrics[name], after.metrics[name], found.difference, found.low, found.high)
+        if enough and (change.low > 0 or change.high < 0):
+            judgement = HELPED if (change.low > 0) != upside_down else WORSE
+        values = (before.metrics[name], after.metrics[name], change.difference, change.low, change.high)
         changes.append(MetricChange(name, *values, judgement, before.macro[name], after.macro[name]))
     decided = next((change.judgement for change in changes if change.judgement != UNCLEAR), UNCLEAR)
     return Verdict(decided, tuple(changes), before.counted, classes, level, enough)
@@ -358,7 +358,7 @@ def verdict(
 
 def metric_name(metric: str) -> str:
     """A metric's name for display: ``map@r`` is mAP@R."""
-    return _SHOWN.get(metric, metric)
+    return _DISPLAY_NAMES.get(metric, metric)
 
 
 def _change_from(values: Mapping[str, Any]) -> MetricChange:

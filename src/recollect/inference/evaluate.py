@@ -45,9 +45,8 @@ from recollect.evaluation import (
     evaluate_revisited,
     paired_bootstrap,
 )
-from recollect.evaluation.hierarchy import GRADED
-from recollect.evaluation.metrics import METRICS, TRACKED_KS, Metric, MetricLike, find_metric
-from recollect.evaluation.result import refuse_existing
+from recollect.evaluation.metrics import GRADED, METRICS, TRACKED_KS, Metric, MetricLike, find_metric
+from recollect.evaluation.retrieval import refuse_existing
 from recollect.inference.models import LoadedModel, open_model
 from recollect.inference.store import set_digest
 from recollect.inference.test_sets import TestSet, as_test_set, evaluation_ks, load_test, name_of_test, published_row
