@@ -28,7 +28,7 @@ import torch
 from benchmarks.timing import peak_mib, report, reset_peak
 from recollect.search import Index, Item, Store, open_store
 from recollect.search.exact import nearest_unchecked
-from recollect.search.files import digest_of, stamp_of
+from recollect.search.sync import digest_of, stamp_of
 
 DIM = 512
 K = 10

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from recollect.report import write_report as write_report
     from recollect.report.publishing import publish as publish
     from recollect.search import Index as Index
+    from recollect.search.commands import search_images as search_images, update_index as update_index
     from recollect.search.duplicates import find_duplicates as find_duplicates
-    from recollect.search.index import update_index as update_index
-    from recollect.search.queries import search_images as search_images
     from recollect.search.serving import serve as serve
     from recollect.search.stores.vector_file import embed_catalogue as embed_catalogue
     from recollect.search.thresholds import calibrate_target as calibrate_target

@@ -8,19 +8,19 @@ import pytest
 from toy_model import make_photos
 
 from recollect.common.errors import DataError
-from recollect.search.files import list_images
+from recollect.search.sync import scan_images
 
 
 def test_parts_and_classes_are_metadata(tmp_path: Path) -> None:
     make_photos(tmp_path / "train", classes=1, each=1)
     make_photos(tmp_path / "test", classes=1, each=1)
-    listing = list_images(tmp_path, prefix="shop/")
+    listing = scan_images(tmp_path, prefix="shop/")
     assert [(file.id, file.metadata) for file in listing.images] == [
         (f"shop/{part}/class0/0.png", {"name": "0.png", "split": part, "label": "class0"}) for part in ("test", "train")
     ]
     assert not listing.remarks
     make_photos(tmp_path / "other", classes=1, each=1)  # beside parts, and in none
-    labels = {file.id: (file.metadata.get("split"), file.metadata["label"]) for file in list_images(tmp_path).images}
+    labels = {file.id: (file.metadata.get("split"), file.metadata["label"]) for file in scan_images(tmp_path).images}
     assert labels == {
         "other/class0/0.png": (None, "other"),
         "test/class0/0.png": ("test", "class0"),
@@ -32,7 +32,7 @@ def test_parts_and_classes_are_metadata(tmp_path: Path) -> None:
 def test_parts_have_the_names_that_training_knows(tmp_path: Path, train: str, test: str) -> None:
     for part in (train, test):
         make_photos(tmp_path / part, classes=1, each=1)
-    found = list_images(tmp_path).images
+    found = scan_images(tmp_path).images
     assert {file.metadata["label"] for file in found} == {"class0"}
     assert {file.metadata["split"] for file in found} == {"train", "val" if test == "valid" else "test"}
 
@@ -40,31 +40,31 @@ def test_parts_have_the_names_that_training_knows(tmp_path: Path, train: str, te
 def test_a_folder_that_may_be_a_part_is_a_label_with_a_remark(tmp_path: Path) -> None:
     make_photos(tmp_path / "test", classes=1, each=1)
     make_photos(tmp_path, classes=1, each=1)
-    listing = list_images(tmp_path)
+    listing = scan_images(tmp_path)
     assert {file.metadata["label"] for file in listing.images} == {"class0", "test"}
     assert ["a class or a split?" in remark for remark in listing.remarks] == [True]
 
 
 def test_labels_that_may_be_one_level_further_down_are_remarked_on(tmp_path: Path) -> None:
     make_photos(tmp_path / "fruit", classes=2, each=1)
-    listing = list_images(tmp_path)
+    listing = scan_images(tmp_path)
     assert {file.metadata["label"] for file in listing.images} == {"fruit"}
     assert [remark.endswith(f"(class0, class1), give {tmp_path / 'fruit'}.") for remark in listing.remarks] == [True]
     (tmp_path / "veg").mkdir()
     (tmp_path / "fruit" / "class1").rename(tmp_path / "veg" / "class1")
     make_photos(tmp_path / "veg" / "class2", classes=1, each=1)
-    assert f"such as {tmp_path / 'fruit'}, or a CSV file" in list_images(tmp_path).remarks[0]
-    listing = list_images(tmp_path / "veg")
+    assert f"such as {tmp_path / 'fruit'}, or a CSV file" in scan_images(tmp_path).remarks[0]
+    listing = scan_images(tmp_path / "veg")
     assert ({file.metadata["label"] for file in listing.images}, listing.remarks) == ({"class1", "class2"}, [])
 
 
 def test_a_list_of_a_spreadsheet(tmp_path: Path) -> None:
     make_photos(tmp_path, classes=1, each=1)
     (tmp_path / "list.csv").write_text("\ufeffpath;label;price\nclass0/0.png;cup;3,50\n", encoding="utf-8")
-    found = list_images(tmp_path / "list.csv").images
+    found = scan_images(tmp_path / "list.csv").images
     assert found[0].metadata == {"name": "0.png", "label": "cup", "price": "3,50"}
     (tmp_path / "list.csv").write_text("sep=;\npath;label;price\nclass0/0.png;cup;3,50\n", encoding="utf-16")
-    assert list_images(tmp_path / "list.csv").images == found
+    assert scan_images(tmp_path / "list.csv").images == found
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_torn_rows_of_a_list_are_refused(tmp_path: Path, text: str, message: str
     make_photos(tmp_path, classes=1, each=2)
     (tmp_path / "list.csv").write_text(text)
     with pytest.raises(DataError, match=message):
-        list_images(tmp_path / "list.csv")
+        scan_images(tmp_path / "list.csv")
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (photos / "away").symlink_to(make_photos(tmp_path / "elsewhere", classes=1, each=2))
     (photos / "up").symlink_to("..")
     monkeypatch.setattr("recollect.data.folders.can_read_heif", lambda: False)
-    listing = list_images(photos)
+    listing = scan_images(photos)
     assert [file.id for file in listing.images] == ["away/class0/0.png", "away/class0/1.png", "class0/0.png"]
     assert listing.remarks[0].endswith("up: skipped (link to a parent folder).")
     assert "1 HEIC image is skipped" in listing.remarks[1]

@@ -9,7 +9,7 @@ import pytest
 
 from recollect.common.errors import DataError, ImageError, InputError
 from recollect.search import Index
-from recollect.search.queries import search_images
+from recollect.search.commands import search_images
 from search.toy_model import ToyEncoder, make_photos
 
 

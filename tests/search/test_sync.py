@@ -9,7 +9,7 @@ import torch
 
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.models import Embedder
-from recollect.search.index import update_index
+from recollect.search.commands import update_index
 from search.toy_model import make_photos
 
 

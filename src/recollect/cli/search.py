@@ -15,8 +15,8 @@ from recollect.common.text import number_of, printable
 from recollect.search.stores import NEIGHBOURS
 
 if TYPE_CHECKING:
+    from recollect.search.commands import IndexUpdate
     from recollect.search.duplicates import Group
-    from recollect.search.index import IndexUpdate
 
 
 @options.app.command()
@@ -188,8 +188,8 @@ def search(
     quiet: options.Quiet = False,
 ) -> None:
     """Find the most similar images, with the model that computed the vectors."""
+    from recollect.search.commands import search_images
     from recollect.search.index import Index
-    from recollect.search.queries import search_images
 
     options.remarks_aside()
     options.refuse_unused(html is None, "without --html", "overwrite")

@@ -31,7 +31,7 @@ from recollect.inference.store import content_keys
 from recollect.report.map import FINE, Atlas, SmallPictures, read_small
 from recollect.report.markup import Child, Entry, Markup, render, table
 from recollect.report.results import Labels, ReportImages
-from recollect.search.duplicates import close_pairs, join_pairs, settled_groups
+from recollect.search.duplicates import close_pairs, groups_of, join_pairs
 from recollect.search.exact import Neighbours, nearest_unchecked
 
 NEAREST = 10
@@ -359,14 +359,14 @@ def group_copies(pictures: SmallPictures) -> tuple[Places, Floats]:
     lowest = np.full(len(roots), np.inf, np.float32)
     checked = 0
     while len(left) and checked < MOST_CHECKED:
-        apart = settled_groups(roots, lowest)[0]
+        apart = groups_of(roots, lowest)[0]
         open_pairs = np.flatnonzero(apart[left] != apart[right])
         some, rest = open_pairs[:_PAIRS_AT_ONCE], open_pairs[_PAIRS_AT_ONCE:]
         good = some[agreement(pictures.fine[left[some]], pictures.fine[right[some]]) >= AGREE]
         join_pairs(roots, lowest, left[good], right[good], values[good])
         checked += len(some)
         left, right, values = left[rest], right[rest], values[rest]
-    return settled_groups(roots, lowest)
+    return groups_of(roots, lowest)
 
 
 def _candidates(rows: Floats) -> tuple[Places, Places, Floats]:

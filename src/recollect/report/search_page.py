@@ -14,8 +14,8 @@ from recollect.common.text import in_decimals
 from recollect.report.map import data_address
 from recollect.report.markup import Markup, breakable, element, join
 from recollect.report.page import check_target, document
+from recollect.search.commands import QueryResult
 from recollect.search.index import Index
-from recollect.search.queries import QueryResult
 from recollect.search.stores.base import Match
 
 GENERATOR = "recollect search"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from recollect.common import lazy_names
 
 if TYPE_CHECKING:
+    from recollect.search.commands import QueryResult as QueryResult
     from recollect.search.exact import nearest as nearest
     from recollect.search.index import Index as Index, OtherModelError as OtherModelError
-    from recollect.search.queries import QueryResult as QueryResult
     from recollect.search.stores.base import (
         IndexBusyError as IndexBusyError,
         Item as Item,

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
-from recollect.common.errors import DataError, InputError
-from recollect.search.encoder import embed_in_batches, open_encoder
-from recollect.search.files import digest_of, list_images
+from recollect.common.errors import DataError, ImageError, InputError
+from recollect.search.encoder import open_encoder
 from recollect.search.index import Index
 from recollect.search.stores.base import Item, is_index
+from recollect.search.sync import digest_of, scan_images
 
 _ROWS = 2048
 
@@ -47,7 +47,7 @@ class Group:
     labels: list[str]
 
 
-def group_vectors(vectors: NDArray[np.float32], threshold: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def group_vectors(vectors: NDArray[np.float32], threshold: float) -> tuple[Places, NDArray[np.float32]]:
     """For every vector the number of its group (that of its first member), and the lowest similarity in that group.
 
     Args:
@@ -66,71 +66,58 @@ def group_vectors(vectors: NDArray[np.float32], threshold: float) -> tuple[NDArr
     roots, lowest = np.arange(len(vectors)), np.full(len(vectors), np.inf, np.float32)
     for left, right, values in close_pairs(vectors, threshold):
         join_pairs(roots, lowest, left, right, values)
-    return settled_groups(roots, lowest)
+    return groups_of(roots, lowest)
 
 
 def close_pairs(vectors: NDArray[np.float32], threshold: float) -> Iterator[tuple[Places, Places, NDArray[np.float32]]]:
     """All pairs at least this similar, some at a time: the earlier vectors, the later ones, their similarities."""
-    count = len(vectors)
     rows = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
-    with ProgressLine("comparing", count) as line:
-        for start in range(0, count, _ROWS):
+    with ProgressLine("comparing", len(rows)) as line:
+        for start in range(0, len(rows), _ROWS):
             left = rows[start : start + _ROWS]
-            for first in range(start, count, _ROWS):
+            for first in range(start, len(rows), _ROWS):
                 tile = left @ rows[first : first + _ROWS].T
                 close = tile >= threshold
                 if first == start:
                     close.triu_(1)
-                places = close.nonzero()
-                if len(places):
-                    values = tile[places[:, 0], places[:, 1]].numpy()
-                    yield places[:, 0].numpy() + start, places[:, 1].numpy() + first, values
+                ones, others = close.nonzero(as_tuple=True)
+                if len(ones):
+                    yield ones.numpy() + start, others.numpy() + first, tile[ones, others].numpy()
             line.advance(len(left))
 
 
-def settled_groups(
-    roots: NDArray[np.int64], lowest: NDArray[np.float32]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def groups_of(roots: Places, lowest: NDArray[np.float32]) -> tuple[Places, NDArray[np.float32]]:
     """The result of ``group_vectors`` from a forest of joined pairs."""
-    roots = _settled(roots)
-    found = np.full(len(roots), np.inf, np.float32)
-    np.minimum.at(found, roots, lowest)
-    return roots, found[roots]
+    _flatten(roots)
+    values = np.full(len(roots), np.inf, np.float32)
+    np.minimum.at(values, roots, lowest)
+    return roots, values[roots]
 
 
 def join_pairs(
-    roots: NDArray[np.int64],
-    lowest: NDArray[np.float32],
-    left: NDArray[np.int64],
-    right: NDArray[np.int64],
-    values: NDArray[np.float32],
+    roots: Places, lowest: NDArray[np.float32], left: Places, right: Places, values: NDArray[np.float32]
 ) -> None:
-    """Join the groups of pairs. Pairs within one group change nothing."""
-    known = _settled(roots)
-    a, b = known[left], known[right]
-    new = np.flatnonzero(a != b)
-    for place in new[
-        np.argsort(-values[new], kind="stable")
-    ].tolist():  # the most similar pairs first: they form the group
-        one, two = _root(roots, int(a[place])), _root(roots, int(b[place]))
-        if one != two:
-            low, high = min(one, two), max(one, two)
+    """Join the groups of pairs, where ``roots`` leads from each vector to its group. Pairs within one group change nothing."""
+    _flatten(roots)
+    new = np.flatnonzero(roots[left] != roots[right])
+    for pair in new[np.argsort(-values[new], kind="stable")]:  # the most similar first: they form the group
+        low, high = sorted((_root(roots, left[pair]), _root(roots, right[pair])))
+        if low != high:
             roots[high] = low
-            lowest[low] = min(lowest[low], lowest[high], values[place])
+            lowest[low] = min(lowest[low], lowest[high], values[pair])
 
 
-def _root(roots: NDArray[np.int64], place: int) -> int:
+def _root(roots: Places, place: int) -> int:
     while roots[place] != place:
         roots[place] = roots[roots[place]]
         place = int(roots[place])
     return place
 
 
-def _settled(roots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The root of every element."""
+def _flatten(roots: Places) -> None:
+    """Let every vector lead to its group directly."""
     while not np.array_equal(roots, roots[roots]):
         roots[:] = roots[roots]
-    return roots
 
 
 def find_duplicates(
@@ -156,51 +143,44 @@ def find_duplicates(
         40
     """
     if is_index(target):
-        read, vectors = _indexed(target)
+        items, vectors = _read_items(target)
     else:
-        read, vectors = _embedded(target, model, opening, [] if remarks is None else remarks)
-    if not read:
+        listing = scan_images(target)
+        errors: dict[int, ImageError] = {}
+        vectors = open_encoder(model, **opening).embed([file.path for file in listing.images], errors.__setitem__)
+        if remarks is not None:
+            remarks += [*listing.remarks, *map(str, errors.values())]
+        # One that cannot be read has no duplicates.
+        files = [file for place, file in enumerate(listing.images) if place not in errors]
+        items = [Item(file.id, None, file.metadata, digest_of(file.path)[0]) for file in files]
+        vectors = np.delete(vectors, list(errors), axis=0) if errors else vectors
+    if not items:
         raise DataError(f"{target}: there are no images to compare.")
     roots, lowest = group_vectors(vectors, threshold)
-    members: dict[int, list[int]] = {}
-    for place, root in enumerate(roots.tolist()):
-        members.setdefault(root, []).append(place)
-    groups = [_group([read[p] for p in some], float(lowest[some[0]])) for some in members.values() if len(some) > 1]
-    return sorted(groups, key=lambda group: (-len(group.items), group.items[0].id)), len(read)
+    members: dict[int, list[Item]] = {}
+    for item, root in zip(items, roots.tolist(), strict=True):
+        members.setdefault(root, []).append(item)
+    groups = [_group(some, float(lowest[root])) for root, some in members.items() if len(some) > 1]
+    return sorted(groups, key=lambda group: (-len(group.items), group.items[0].id)), len(items)
 
 
-def _indexed(target: str | Path) -> tuple[list[Item], NDArray[np.float32]]:
+def _read_items(address: str | Path) -> tuple[list[Item], NDArray[np.float32]]:
     """Items without their vectors, and the vectors: a million of 512 values are 2 GB, so they are in memory once."""
-    with Index.open(target) as index:
+    with Index.open(address) as index:
         vectors = np.empty((len(index), index.generation.dim), np.float32)
-        read: list[Item] = []
+        items: list[Item] = []
         for item in islice(index.store.iterate(index.generation.number, vectors=True), len(vectors)):
-            vectors[len(read)] = item.vector
-            read.append(replace(item, vector=None))
-    return read, vectors[: len(read)]
-
-
-def _embedded(
-    target: str | Path, model: str, opening: dict[str, Any], remarks: list[str]
-) -> tuple[list[Item], NDArray[np.float32]]:
-    listing = list_images(target)
-    vectors, bad = embed_in_batches(open_encoder(model, **opening), [entry.path for entry in listing.images])
-    remarks += [*listing.remarks, *map(str, bad.values())]
-    read = [place for place in range(len(vectors)) if place not in bad]  # one that cannot be read has no duplicates
-    entries = [listing.images[place] for place in read]
-    return [Item(entry.id, None, entry.metadata, digest_of(entry.path)[0]) for entry in entries], vectors[
-        read
-    ] if bad else vectors
+            vectors[len(items)] = item.vector
+            items.append(replace(item, vector=None, source="", stamp=""))
+    return items, vectors[: len(items)]
 
 
 def _group(items: list[Item], similarity: float) -> Group:
-    ordered = sorted(items, key=lambda item: item.id)
-    parts = {item.metadata.get("split") for item in ordered}
-    digests = {item.digest for item in ordered}
+    digests = {item.digest for item in items}
     return Group(
-        items=[Item(item.id, None, item.metadata, item.digest) for item in ordered],
+        items=sorted(items, key=lambda item: item.id),
         similarity=similarity,
         identical=len(digests) == 1 and "" not in digests,
-        crosses=len(parts - {None}) > 1,
-        labels=sorted({item.metadata["label"] for item in ordered if "label" in item.metadata}),
+        crosses=len({item.metadata["split"] for item in items if "split" in item.metadata}) > 1,
+        labels=sorted({item.metadata["label"] for item in items if "label" in item.metadata}),
     )

@@ -31,7 +31,6 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.console import ProgressLine
 from recollect.common.errors import DataWarning, ImageError, InputError
 from recollect.common.images import read_image, set_max_pixels
 from recollect.common.reading import read_json
@@ -115,13 +114,12 @@ class ModelEncoder:
         policy = "error" if on_bad is None else "skip"
         frozen = None if self._opened is None else self._opened.frozen
         options = {"frozen": frozen, "keep": self._keep, "on_bad_image": policy, **self._options}
-        embedded = embed_files(self._embedder, paths, **options)
-        if on_bad is not None and embedded.skipped:
-            skipped = {bad.name: ImageError(bad.reason, bad.kind, bad.name) for bad in embedded.skipped}
-            for number, path in enumerate(paths):
-                if (error := skipped.get(str(path.absolute()))) is not None:
-                    on_bad(number, error)
-        return embedded.rows
+        vectors = embed_files(self._embedder, paths, **options)
+        skipped = {bad.name: bad for bad in vectors.skipped}
+        for number, path in enumerate(paths if on_bad is not None and skipped else ()):
+            if (bad := skipped.get(str(path.absolute()))) is not None:
+                on_bad(number, ImageError(bad.reason, bad.kind, bad.name))  # type: ignore[misc]
+        return vectors.rows
 
 
 def open_encoder(
@@ -168,22 +166,6 @@ def fingerprint(embedder: Embedder) -> str:
         [pixels.size, pixels.resize, pixels.interpolation, pixels.mean, pixels.std, pixels.max_side],
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def embed_in_batches(
-    encoder: Encoder, images: Sequence[Any], size: int = 256
-) -> tuple[NDArray[np.float32], dict[int, ImageError]]:
-    """The vectors of many images, with a progress line, and the errors of those that cannot be read, by their numbers."""
-    vectors = np.empty((len(images), encoder.dim), np.float32)
-    bad: dict[int, ImageError] = {}
-    with ProgressLine("embedding", len(images)) as line:
-        for start in range(0, len(images), size):
-            errors: dict[int, ImageError] = {}
-            some = images[start : start + size]
-            vectors[start : start + size] = encoder.embed(some, errors.__setitem__)
-            bad |= {start + number: error for number, error in errors.items()}
-            line.advance(len(some))
-    return vectors, bad
 
 
 def vector_length(encoder: Encoder, dim: int | None) -> int:
@@ -236,7 +218,7 @@ class Decoder:
         self._max_pixels, self._at_least = max_pixels, at_least
         self._turns = asyncio.Semaphore(_PROCESSES)
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
-        self._used, self._room = 0, threading.Condition()
+        self._decoded, self._budget = 0, threading.Condition()
 
     def start(self) -> None:
         """Start the processes."""
@@ -301,10 +283,10 @@ class Decoder:
         return pixels
 
     def _reserve(self, size: int) -> None:
-        with self._room:
-            self._room.wait_for(lambda: size < 0 or not self._used or self._used + size <= _DECODED_BYTES)
-            self._used += size
-            self._room.notify_all()
+        with self._budget:
+            self._budget.wait_for(lambda: size < 0 or not self._decoded or self._decoded + size <= _DECODED_BYTES)
+            self._decoded += size
+            self._budget.notify_all()
 
     def _process(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

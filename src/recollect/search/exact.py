@@ -53,16 +53,25 @@ def nearest(
         InputError: shapes that do not match, values that are not finite, or an empty gallery.
 
     Examples:
-        >>> found = nearest(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), k=1)
-        >>> found.indices.tolist(), found.similarities.tolist()
+        >>> neighbours = nearest(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), k=1)
+        >>> neighbours.indices.tolist(), neighbours.similarities.tolist()
         ([[0], [1]], [[1.0], [1.0]])
     """
-    _check(queries, gallery, k)
-    left = np.full(len(queries), -1, np.int64) if own is None else np.asarray(own, np.int64)
-    count = min(k, len(gallery) - (1 if own is not None and (left >= 0).any() else 0))
+    for name, vectors in (("queries", queries), ("gallery", gallery)):
+        if vectors.ndim != 2 or not len(vectors):
+            raise InputError(f"{name}: give N × d vectors, at least one; the shape is {vectors.shape}.")
+        if not np.isfinite(vectors).all():
+            raise InputError(f"{name}: a value is not finite (NaN or infinity); embed the images again.")
+    if queries.shape[1] != gallery.shape[1]:
+        raise InputError(
+            f"queries have {queries.shape[1]} dimensions and the gallery {gallery.shape[1]}: embed both with one model."
+        )
+    if k < 1:
+        raise InputError(f"k is {k}: it must be at least 1.")
+    count = min(k, len(gallery) - bool(own is not None and (own >= 0).any()))
     if count < 1:
         raise InputError("the gallery contains no vector besides the query itself: add images to it.")
-    return nearest_unchecked(queries, np.ascontiguousarray(gallery, np.float32), count, own=left)
+    return nearest_unchecked(queries, np.ascontiguousarray(gallery, np.float32), count, own=own)
 
 
 def nearest_unchecked(
@@ -77,33 +86,33 @@ def nearest_unchecked(
 
     Args:
         queries: Q × d. gallery: N × d, float32 or float16; products are float32 in both cases.
-        k: how many; at most the number of vectors that may be found.
+        k: how many; at most the number of vectors that are allowed.
         own: as in ``nearest``.
-        allowed: which of the N may be found; all when None.
+        allowed: which of the N may be results; all when None.
     """
     right = torch.from_numpy(gallery)
     rows = max(1, _TILE_BYTES // (4 * len(gallery)))
     indices = np.empty((len(queries), k), np.int64)
     similarities = np.empty((len(queries), k), np.float32)
-    forbidden = None if allowed is None else torch.from_numpy(~allowed)
+    excluded = None if allowed is None else torch.from_numpy(~allowed)
     for start in range(0, len(queries), rows):
-        some = slice(start, start + rows)
-        tile = _products(torch.from_numpy(np.ascontiguousarray(queries[some], np.float32)), right)
+        part = slice(start, start + rows)
+        tile = _products(torch.from_numpy(np.ascontiguousarray(queries[part], np.float32)), right)
         if own is not None:
-            mine = np.flatnonzero(own[some] >= 0)
-            tile[torch.from_numpy(mine), torch.from_numpy(own[some][mine])] = -torch.inf
-        if forbidden is not None:
-            tile.masked_fill_(forbidden, -torch.inf)
+            inside = np.flatnonzero(own[part] >= 0)
+            tile[torch.from_numpy(inside), torch.from_numpy(own[part][inside])] = -torch.inf
+        if excluded is not None:
+            tile.masked_fill_(excluded, -torch.inf)
         values, places = tile.topk(min(k + 1, len(gallery)), dim=1)
         # topk takes any of several equal values at the end of the list; those that come first in the gallery are meant.
         for row in (values[:, k - 1] == values[:, -1]).nonzero().flatten() if k < len(gallery) else ():
             last = values[row, -1]
-            ahead = int((values[row] > last).sum())
-            places[row, ahead:k] = (tile[row] == last).nonzero().flatten()[: k - ahead]
+            above = int((values[row] > last).sum())
+            places[row, above:k] = (tile[row] == last).nonzero().flatten()[: k - above]
         # topk does not define the order of equal values; two sorts do: first by position, then, stably, by value.
         places, order = places[:, :k].sort(dim=1)
-        values, again = values[:, :k].gather(1, order).sort(dim=1, descending=True, stable=True)
-        indices[some], similarities[some] = places.gather(1, again).numpy(), values.numpy()
+        values, order = values[:, :k].gather(1, order).sort(dim=1, descending=True, stable=True)
+        indices[part], similarities[part] = places.gather(1, order).numpy(), values.numpy()
     return Neighbours(indices, similarities)
 
 
@@ -116,26 +125,12 @@ def _products(queries: Tensor, gallery: Tensor) -> Tensor:
     """
     if len(queries) >= _MANY and gallery.dtype == torch.float32:
         return queries @ gallery.T
-    few = queries if len(queries) > 1 else queries.repeat(2, 1)  # not expand(): a stride of 0 is five times slower
-    half = gallery.dtype != torch.float32
+    right = (
+        queries if len(queries) > 1 else queries.repeat(2, 1)
+    ).T  # not expand(): a stride of 0 is five times slower
     products = torch.empty(len(queries), len(gallery))
-    rows = _HALF_ROWS if half else _ROWS
+    rows = _ROWS if gallery.dtype == torch.float32 else _HALF_ROWS
     for start in range(0, len(gallery), rows):
-        some = slice(start, start + rows)
-        items = gallery[some].float() if half else gallery[some]
-        products[:, some] = (items @ few.T).T[: len(queries)]
+        part = slice(start, start + rows)
+        products[:, part] = (gallery[part].float() @ right).T[: len(queries)]
     return products
-
-
-def _check(queries: NDArray[np.float32], gallery: NDArray[np.float32], k: int) -> None:
-    if k < 1:
-        raise InputError(f"k is {k}: it must be at least 1.")
-    for what, vectors in (("queries", queries), ("gallery", gallery)):
-        if vectors.ndim != 2 or not len(vectors):
-            raise InputError(f"{what}: give N × d vectors, at least one; the shape is {vectors.shape}.")
-        if not np.isfinite(vectors).all():
-            raise InputError(f"{what}: a value is not finite (NaN or infinity); embed the images again.")
-    if queries.shape[1] != gallery.shape[1]:
-        raise InputError(
-            f"queries have {queries.shape[1]} dimensions and the gallery {gallery.shape[1]}: embed both with one model."
-        )

@@ -3,8 +3,8 @@
 An index has an address (a file, PostgreSQL, Milvus; see ``stores.base``) and identifies its model by a fingerprint of weights
 and preprocessing: vectors of another model are refused, because comparing them would give wrong results without an error.
 Settings are read again after a second, and at once when a generation is missing: another process may have replaced it. The
-model is opened for the first image. Filling is in ``sync``, what stores do in ``stores.base``. ``update_index`` creates or
-updates an index in one call.
+model is opened for the first image. Filling is in ``sync``, what stores do in ``stores.base``; ``commands`` has whole
+updates and searches in one call.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recollect.common.errors import ConfigError, DataError, ImageError, InputError
 from recollect.search.encoder import (
@@ -29,7 +28,6 @@ from recollect.search.encoder import (
     shorten,
     vector_length,
 )
-from recollect.search.files import ImageListing, digest_of, list_images
 from recollect.search.stores import NEIGHBOURS
 from recollect.search.stores.base import (
     Generation,
@@ -39,14 +37,15 @@ from recollect.search.stores.base import (
     Settings,
     Store,
     StoreError,
-    checked_id,
+    Vectors,
+    abbreviate,
+    check_ids,
     clean_metadata,
     clean_where,
     open_store,
-    shortened,
 )
 from recollect.search.stores.vector_file import VectorFile
-from recollect.search.sync import SyncChanges, add_images, refill, sync_images
+from recollect.search.sync import ImageListing, SyncChanges, add_images, digest_of, refill, scan_images, sync_images
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
@@ -190,9 +189,9 @@ class Index:
     @property
     def generation(self) -> Generation:
         """The generation that answers."""
-        return self._refreshed() if time.monotonic() - self._read_at > _SETTINGS_AGE else self._settings.current
+        return self._refresh() if time.monotonic() - self._read_at > _SETTINGS_AGE else self._settings.current
 
-    def _refreshed(self) -> Generation:
+    def _refresh(self) -> Generation:
         settings = Settings.read(self.store)
         if settings is None:
             raise StoreError(f"{self.address}: the index no longer exists.")
@@ -233,26 +232,27 @@ class Index:
 
     def count(self, where: Mapping[str, object] | None = None) -> int:
         """The number of images, or of those that pass a filter."""
-        return self._retried(lambda generation: self.store.count(generation.number, clean_where(where)))
+        return self._retry(lambda generation: self.store.count(generation.number, clean_where(where)))
 
     def values(self, column: str, limit: int = 1000) -> dict[str, int]:
         """The most frequent values of a metadata column with their counts."""
-        return self._retried(lambda generation: self.store.values(generation.number, column, limit))
+        return self._retry(lambda generation: self.store.values(generation.number, column, limit))
 
     def get(self, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
         """Items by their ids."""
-        return self._retried(lambda generation: self.store.get(generation.number, ids, vectors=vectors))
+        return self._retry(lambda generation: self.store.get(generation.number, ids, vectors=vectors))
 
     def examples(self, count: int) -> list[Item]:
         """A few images with different labels, from the first thousand."""
-        found = self._retried(lambda generation: list(islice(self.store.iterate(generation.number), 1000)))
+        items = self._retry(lambda generation: list(islice(self.store.iterate(generation.number), 1000)))
         turns: Counter[str] = Counter()
-        order = []
-        for item in found:
+
+        def turn(item: Item) -> int:  # how many of its label come before it
             label = item.metadata.get("label", "")
-            order.append(turns[label])
             turns[label] += 1
-        return [found[place] for place in sorted(range(len(found)), key=lambda place: order[place])[:count]]
+            return turns[label]
+
+        return sorted(items, key=turn)[:count]
 
     def picture(self, name: str) -> Path | bytes | None:
         """The image of an item: its file, or the bytes that were added; None if neither exists."""
@@ -266,7 +266,7 @@ class Index:
 
     def info(self) -> dict[str, Any]:
         """A description of the index, as plain values."""
-        generation = self._refreshed()
+        generation = self._refresh()
         building = self._settings.building
         return {
             "address": self.address,
@@ -293,10 +293,10 @@ class Index:
     ) -> SyncChanges:
         """Synchronize the index with a folder or a CSV file: only new and changed images are embedded.
 
-        It can be interrupted at any moment; the next call resumes. Ids and metadata: see ``files.list_images``.
+        It can be interrupted at any moment; the next call resumes. Ids and metadata: see ``sync.scan_images``.
 
         Args:
-            folder: the folder or the ``.csv`` file; or its images, by ``list_images``.
+            folder: the folder or the ``.csv`` file; or its images, by ``scan_images``.
             prune: remove images of that folder whose files no longer exist (or that the CSV file no longer names).
             prefix: prefix of every id, to keep several folders apart.
             rehash: read every file instead of trusting its size and time.
@@ -305,14 +305,14 @@ class Index:
         Raises:
             DataError: no images, or ids that belong to other files. IndexBusyError: another process is writing.
         """
-        listing = folder if isinstance(folder, ImageListing) else list_images(folder, prefix=prefix)
+        listing = folder if isinstance(folder, ImageListing) else scan_images(folder, prefix=prefix)
         with self.store.writing(wait):
-            changes = sync_images(self.store, self._tidied(), self._embed, listing, prune=prune, rehash=rehash)
+            changes = sync_images(self.store, self._tidy(), self._embed, listing, prune=prune, rehash=rehash)
         changes.skipped[:0] = listing.remarks
         changes.left_out = dict(listing.skipped + Counter(changes.left_out))
         return changes
 
-    def _embed(self, images: Sequence[Any], on_bad: OnBad) -> NDArray[np.float32]:
+    def _embed(self, images: Sequence[Any], on_bad: OnBad) -> Vectors:
         return self.encoder.embed(images, on_bad)  # opened only where there is something to embed
 
     def add(
@@ -332,16 +332,19 @@ class Index:
             metadata: one mapping per image; values are kept as text.
             wait: seconds to wait for another process that is writing.
         """
-        names = _names(images, ids)
-        about = [None] * len(names) if metadata is None else list(metadata)
-        if len(about) != len(names):
-            raise InputError(f"{len(names)} images but {len(about)} metadata: give one per image.")
+        names = [_default_id(image) for image in images] if ids is None else list(ids)
+        columns = [None] * len(names) if metadata is None else list(metadata)
+        if not len(images) == len(names) == len(columns):
+            raise InputError(
+                f"{len(images)} images, {len(names)} ids and {len(columns)} metadata: give one id and metadata per image."
+            )
+        check_ids(names)
         with self.store.writing(wait):
-            return add_images(self.store, self._refreshed(), self._embed, images, names, about)
+            return add_images(self.store, self._refresh(), self._embed, images, names, columns)
 
     def add_vectors(
         self,
-        vectors: NDArray[np.float32],
+        vectors: Vectors,
         ids: Sequence[str],
         metadata: Sequence[Mapping[str, object] | None] | None = None,
         *,
@@ -360,20 +363,20 @@ class Index:
         Raises:
             OtherModelError: another model's fingerprint.
         """
-        about = [None] * len(ids) if metadata is None else list(metadata)
+        columns = [None] * len(ids) if metadata is None else list(metadata)
         rows = np.asarray(vectors, np.float32)
-        if rows.ndim != 2 or not len(rows) == len(ids) == len(about):
+        if rows.ndim != 2 or not len(rows) == len(ids) == len(columns):
             raise InputError(
-                f"{rows.shape} vectors, {len(ids)} ids and {len(about)} metadata: give one id and metadata per vector."
+                f"{rows.shape} vectors, {len(ids)} ids and {len(columns)} metadata: give one id and metadata per vector."
             )
         contents = [("", None)] * len(ids) if pictures is None else [digest_of(content) for content in pictures]
         with self.store.writing(wait):
-            generation = self._refreshed()
+            generation = self._refresh()
             self._check_fingerprint(fingerprint, generation, "the model that made these vectors")
             items = [
                 Item(name, row, clean_metadata(extra), digest, picture=picture)
                 for name, row, extra, (digest, picture) in zip(
-                    ids, self._shortened(rows, generation), about, contents, strict=True
+                    ids, self._shorten(rows, generation), columns, contents, strict=True
                 )
             ]
             for start in range(0, len(items), 4096):
@@ -383,7 +386,7 @@ class Index:
     def remove(self, ids: Sequence[str], *, wait: float = 0.0) -> int:
         """Remove images by their ids; returns how many were removed."""
         with self.store.writing(wait):
-            return self.store.delete(self._refreshed().number, list(ids))
+            return self.store.delete(self._refresh().number, list(ids))
 
     def search(
         self,
@@ -418,25 +421,22 @@ class Index:
         for attempt in range(3):
             encoder, bad = self.encoder, dict[int, ImageError]()
             rows = encoder.embed(list(images), None if on_bad is None else bad.__setitem__)
-            read = [number for number in range(len(rows)) if number not in bad]
-            matches: list[list[Match]] = [[] for _ in images]
+            good = [number for number in range(len(rows)) if number not in bad]
             try:
-                if read:
-                    found = self.search_vectors(rows[read], k, where, exact=exact, fingerprint=encoder.fingerprint)
-                    for number, some in zip(read, found, strict=True):
-                        matches[number] = some
+                options: dict[str, Any] = {"exact": exact, "fingerprint": encoder.fingerprint}
+                answers = iter(self.search_vectors(rows[good], k, where, **options) if good else ())
                 break
             except OtherModelError:  # the index was rebuilt between embedding and searching
                 if attempt == 2:
                     raise
-        if on_bad is not None:
-            for number, error in bad.items():
+        for number, error in bad.items():
+            if on_bad is not None:
                 on_bad(number, error)
-        return matches
+        return [[] if number in bad else next(answers) for number in range(len(rows))]
 
     def search_vectors(
         self,
-        vectors: NDArray[np.float32],
+        vectors: Vectors,
         k: int = NEIGHBOURS,
         where: Mapping[str, object] | None = None,
         *,
@@ -458,21 +458,16 @@ class Index:
         def search(generation: Generation) -> list[list[Match]]:
             if fingerprint is not None:
                 self._check_fingerprint(fingerprint, generation, "the model that made the query")
-            near = False if exact else generation.approximate
-            found = self.store.search(
-                generation.number,
-                self._shortened(rows, generation),
-                k,
-                condition,
-                None if near is None else bool(near),
-                near["candidates"] if near else CANDIDATES,
-            )
-            if generation.calibration is not None:
-                for matches in found:
-                    matches[:] = [replace(m, level=match_level(m.similarity, generation.calibration)) for m in matches]
-            return found
+            setting, calibration = False if exact else generation.approximate, generation.calibration
+            approximate = None if setting is None else bool(setting)
+            candidates = setting["candidates"] if setting else CANDIDATES
+            vectors = self._shorten(rows, generation)
+            answers = self.store.search(generation.number, vectors, k, condition, approximate, candidates)
+            if calibration is None:
+                return answers
+            return [[replace(m, level=match_level(m.similarity, calibration)) for m in matches] for matches in answers]
 
-        return self._retried(search)
+        return self._retry(search)
 
     def search_id(
         self, name: str, k: int = NEIGHBOURS, where: Mapping[str, object] | None = None, *, exact: bool = False
@@ -484,9 +479,9 @@ class Index:
         """
         item = self.get([name], vectors=True).get(name)
         if item is None or item.vector is None:
-            raise InputError(f"{shortened(name)!r} is not an id of this index.")
-        found = self.search_vectors(item.vector[None], k + 1, where, exact=exact)[0]
-        return [match for match in found if match.id != name][:k]
+            raise InputError(f"{abbreviate(name)!r} is not an id of this index.")
+        matches = self.search_vectors(item.vector[None], k + 1, where, exact=exact)[0]
+        return [match for match in matches if match.id != name][:k]
 
     def rebuild(
         self,
@@ -512,37 +507,36 @@ class Index:
         """
         encoder = open_encoder(model, **opening)
         with self.store.writing(wait):
-            old = self._tidied()
-            kept = old.half if half is None else half
-            new = _generation(old.number + 1, encoder, dim, kept)
+            old = self._tidy()
+            new = _generation(old.number + 1, encoder, dim, old.half if half is None else half)
             if new.identity == replace(old, number=new.number).identity:
                 return SyncChanges(unchanged=self.store.count(old.number))  # it already uses this model
             building = self._settings.building
-            begun = building is not None and building.identity == new.identity
-            if not begun or new.number not in self.store.generations():
+            resumed = building is not None and building.identity == new.identity
+            if not resumed or new.number not in self.store.generations():
                 self.store.drop_generation(new.number)
                 self.store.create_generation(new.number, new.dim, new.half)
                 self._write(Settings(old, new))
             changes = refill(self.store, old, new, encoder.embed)
             if changes.skipped and on_bad_image == "error":
-                shown = " ".join(changes.skipped[:3])
                 raise DataError(
-                    f"{len(changes.skipped):,} images cannot be embedded again, so the old vectors stay in use: {shown} "
-                    "Restore them, or leave them out with --prune."
+                    f"{len(changes.skipped):,} images cannot be embedded again, so the old vectors stay in use: "
+                    f"{' '.join(changes.skipped[:3])} Restore them, or leave them out with --prune."
                 )
-            near = old.approximate
-            new = replace(new, approximate=self._measured(new, near["candidates"]) if near else near)
+            setting = old.approximate
+            new = replace(new, approximate=self._measure(new, setting["candidates"]) if setting else setting)
             self._write(Settings(new))
             self._encoder, self._opening = encoder, opening
             self.store.drop_generation(old.number)
         return changes
 
-    def _tidied(self) -> Generation:
+    def _tidy(self) -> Generation:
         """The current generation, after removing leftovers of a process that ended between switching and removing."""
-        generation = self._refreshed()
-        known = {generation.number, *([] if self._settings.building is None else [self._settings.building.number])}
-        for number in set(self.store.generations()) - known:
-            self.store.drop_generation(number)
+        generation = self._refresh()
+        building = self._settings.building
+        for number in self.store.generations():
+            if number != generation.number and (building is None or number != building.number):
+                self.store.drop_generation(number)
         return generation
 
     def approximate(self, candidates: int = CANDIDATES, *, wait: float = 0.0) -> dict[str, Any]:
@@ -557,11 +551,11 @@ class Index:
         if not 1 <= candidates <= 1000:
             raise InputError(f"candidates is {candidates!r}: it must be from 1 to 1,000.")
         with self.store.writing(wait):
-            facts = self._measured(self._refreshed(), candidates)
+            facts = self._measure(self._refresh(), candidates)
             self._change(approximate=facts)
         return facts
 
-    def _measured(self, generation: Generation, candidates: int) -> dict[str, Any]:
+    def _measure(self, generation: Generation, candidates: int) -> dict[str, Any]:
         """Build approximate search; its recall, with items spread over the index as queries, which do not count as found."""
         store, number = self.store, generation.number
         items = store.count(number)
@@ -569,24 +563,24 @@ class Index:
             raise InputError(f"{self.address}: the index is empty; fill it before asking for approximate search.")
         step = max(1, items // _QUERIES)
         names = [item.id for item in islice(store.iterate(number), 0, step * _QUERIES, step)]
-        vectors = store.get(number, names, vectors=True)
-        rows = np.array([vectors[name].vector for name in names], np.float32)
+        items_by_id = store.get(number, names, vectors=True)
+        rows = np.array([items_by_id[name].vector for name in names], np.float32)
         k = NEIGHBOURS + 1
         # Before building: beside HNSW, Milvus reads all vectors.
         exact = store.search(number, rows, k, approximate=False)
         store.build_approximate(number)
-        near = store.search(number, rows, k, approximate=True, candidates=candidates)
+        approximate = store.search(number, rows, k, approximate=True, candidates=candidates)
         shares = []
-        for name, right, found in zip(names, exact, near, strict=True):
-            wanted = {match.id for match in right if match.id != name}
-            shares.append(len(wanted & {match.id for match in found}) / max(1, len(wanted)))
+        for name, expected, matches in zip(names, exact, approximate, strict=True):
+            others = {match.id for match in expected if match.id != name}
+            shares.append(len(others & {match.id for match in matches}) / max(1, len(others)))
         recall = round(float(np.mean(shares)), 4) if items > 1 else 1.0
         return {"candidates": candidates, "recall": recall, "queries": len(names), "k": NEIGHBOURS, "items": items}
 
     def exact(self, *, wait: float = 0.0) -> None:
         """Compare every query with every image from now on, however many there are."""
         with self.store.writing(wait):
-            self.store.drop_approximate(self._refreshed().number)
+            self.store.drop_approximate(self._refresh().number)
             self._change(approximate=False)
 
     def check(self) -> None:
@@ -603,18 +597,19 @@ class Index:
     def set_calibration(self, calibration: Mapping[str, Any] | None, *, wait: float = 0.0) -> None:
         """Store thresholds with the index (see ``thresholds.calibrate``)."""
         with self.store.writing(wait):
-            self._refreshed()
+            self._refresh()
             self._change(calibration=None if calibration is None else dict(calibration))
 
-    def _check_fingerprint(self, found: str, generation: Generation, what: str) -> None:
+    def _check_fingerprint(self, fingerprint: str, generation: Generation, what: str) -> None:
         expected = generation.model["fingerprint"]
-        if expected not in (None, found):  # None: a file of vectors that was made elsewhere
+        if expected not in (None, fingerprint):  # None: a file of vectors that was made elsewhere
             raise OtherModelError(
-                f"{what} is not the model of {self.address}: its weights or preprocessing differ (fingerprint {found[:12]} "
-                f"instead of {expected[:12]}). To embed all images with it: recollect index --rebuild --model NEW"
+                f"{what} is not the model of {self.address}: its weights or preprocessing differ (fingerprint "
+                f"{fingerprint[:12]} instead of {expected[:12]}). To embed all images with it: recollect index --rebuild "
+                "--model NEW"
             )
 
-    def _shortened(self, rows: NDArray[np.float32], generation: Generation) -> NDArray[np.float32]:
+    def _shorten(self, rows: Vectors, generation: Generation) -> Vectors:
         """Vectors as the index stores them: the first ``dim`` values, normalized."""
         lengths = sorted({generation.dim, generation.model["dim"] or rows.shape[-1]})
         if rows.ndim != 2 or rows.shape[1] not in lengths:
@@ -632,13 +627,13 @@ class Index:
         """Change the current generation."""
         self._write(replace(self._settings, current=replace(self._settings.current, **changes)))
 
-    def _retried(self, work: Callable[[Generation], T]) -> T:
+    def _retry(self, work: Callable[[Generation], T]) -> T:
         """``work(generation)``; once more if the generation was replaced by another process in between."""
         generation = self.generation
         try:
             return work(generation)
         except StoreError:
-            if self._refreshed().number == generation.number:
+            if self._refresh().number == generation.number:
                 raise
             return work(self.generation)
 
@@ -656,124 +651,8 @@ def match_level(similarity: float, calibration: Mapping[str, Any]) -> str:
     return next(levels, "unknown")
 
 
-def _names(images: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
-    if ids is None:
-        unnamed = next((image for image in images if not isinstance(image, str | Path)), None)
-        if unnamed is not None:
-            raise InputError(f"a {type(unnamed).__name__} has no name: give ids, one per image.")
-        ids = [_name(Path(image)) for image in images]
-    names = list(ids)
-    if len(names) != len(images):
-        raise InputError(f"{len(images)} images but {len(names)} ids: give one per image.")
-    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
-    if twice is not None:
-        raise InputError(f"the id {shortened(twice)!r} occurs twice: give one id per image, each different.")
-    return [checked_id(name) for name in names]
-
-
-def _name(path: Path) -> str:
+def _default_id(image: Any) -> str:
+    if not isinstance(image, str | Path):
+        raise InputError(f"a {type(image).__name__} has no name: give ids, one per image.")
+    path = Path(image)
     return path.name if path.is_absolute() or ".." in path.parts else path.as_posix()
-
-
-@dataclass(frozen=True)
-class IndexUpdate:
-    """The result of ``update_index``.
-
-    Attributes:
-        facts: the current state of the index, see ``Index.info``.
-        changes: one for a rebuild, one for the added files, and one per folder.
-        removed: how many of the ids to remove existed.
-    """
-
-    facts: dict[str, Any]
-    changes: Sequence[SyncChanges]
-    removed: int = 0
-
-
-def update_index(
-    address: str | Path,
-    folders: Sequence[str | Path] = (),
-    *,
-    model: str | Path | None = None,
-    add: Sequence[str | Path] = (),
-    remove: Sequence[str] = (),
-    metadata: Mapping[str, object] | None = None,
-    rebuild: bool = False,
-    prune: bool = False,
-    prefix: str = "",
-    dim: int | None = None,
-    half: bool = False,
-    approximate: bool | None = None,
-    candidates: int | None = None,
-    check: bool = False,
-    rehash: bool = False,
-    wait: float = 0.0,
-    **opening: Any,
-) -> IndexUpdate:
-    """Create an index if there is none, and update it: only new and changed images are embedded.
-
-    It can be interrupted at any moment; the next call resumes.
-
-    Args:
-        address: a file, ``postgresql://…``, ``milvus://…``, or a store of your own.
-        folders: folders and ``.csv`` files to synchronize with, see ``Index.sync``.
-        model: a run, a saved embedder, or an initialisation; needed for a new index and with ``rebuild``.
-        add: single image files to add, each with ``metadata``. remove: ids to remove.
-        rebuild: embed everything again with ``model``; the old vectors answer meanwhile.
-        prune: remove images whose files are gone; with ``rebuild``, leave them out.
-        prefix: prefix of every id of ``folders``.
-        dim: keep only the first values of each vector. half: keep vectors in half precision. For a new index or a rebuild.
-        approximate: True searches approximately from now on, and measures the recall; False always searches exactly.
-        candidates: with ``approximate``, the images per query that are compared exactly; 100 by default.
-        check: first read the whole file of the index, and refuse one that is damaged.
-        rehash: read every file, even if size and time are unchanged.
-        wait: seconds to wait for another process that is writing.
-        opening: ``weights``, ``device``, ``batch_size``, ``download`` for the model.
-
-    Raises:
-        ConfigError: there is no index and no ``model`` to make one.
-        InputError: ``rebuild`` without ``model``; ``candidates`` without ``approximate``; another ``dim`` or ``half`` than the
-            index has, without ``rebuild``.
-        DataError, ImageError, StoreError: what cannot be read or written; none of the files to add can be read.
-
-    Example:
-        A folder of photos, searched by a run's embedder::
-
-            recollect.update_index("shop.index", ["photos/"], model="runs/mine").facts["items"]
-    """
-    if candidates is not None and not approximate:
-        raise InputError("--candidates is for approximate search: give --approximate, too.")
-    if rebuild and model is None:
-        raise InputError("--rebuild embeds everything with another model: give it with --model.")
-    listings = [list_images(folder, prefix=prefix) for folder in folders]  # before a new index is created for them
-    try:
-        index = Index.open(address, None if rebuild else model, **opening)
-    except NoIndexError as error:
-        if model is None:
-            raise ConfigError(f"{address}: there is no index. To create one, give the model: --model RUN") from error
-        index = Index.create(address, model, dim=dim, half=half, **opening)
-    with index:
-        if check:
-            index.check()
-        kept = index.generation
-        if not rebuild and (dim not in (None, kept.dim) or (half and not kept.half)):  # it would be ignored
-            raise InputError(
-                f"{index.address} keeps vectors of {kept.dim} values in {'half' if kept.half else 'single'} precision. --dim "
-                "and --half are for a new index; to change them, embed everything again with --rebuild --model."
-            )
-        done: list[SyncChanges] = []
-        if rebuild and model is not None:
-            policy = "skip" if prune else "error"
-            done.append(index.rebuild(model, dim=dim, half=half or None, on_bad_image=policy, wait=wait, **opening))
-        removed = index.remove(remove, wait=wait) if remove else 0
-        if add:
-            done.append(index.add(add, metadata=[metadata] * len(add), wait=wait))
-            if len(done[-1].skipped) == len(add):
-                raise DataError(f"{index.address}: nothing was added. {' '.join(done[-1].skipped[:5])}")
-        for listing in listings:
-            done.append(index.sync(listing, prune=prune, rehash=rehash, wait=wait))
-        if approximate:
-            index.approximate(candidates or CANDIDATES, wait=wait)
-        elif approximate is not None:
-            index.exact(wait=wait)
-        return IndexUpdate(index.info(), done, removed)

@@ -44,7 +44,6 @@ from recollect.common.errors import ImageError, InputError, RecollectError
 from recollect.common.images import read_image
 from recollect.common.text import printable
 from recollect.search.encoder import Decoder
-from recollect.search.files import stamp_of
 from recollect.search.index import Index, OtherModelError
 from recollect.search.stores import NEIGHBOURS
 from recollect.search.stores.base import (
@@ -53,10 +52,11 @@ from recollect.search.stores.base import (
     Item,
     Match,
     Where,
-    checked_id,
+    check_ids,
     clean_metadata,
     clean_where,
 )
+from recollect.search.sync import stamp_of
 
 PAGE = Path(__file__).parent / "page"
 THUMBNAIL = 256
@@ -408,7 +408,8 @@ class _Service:
                 raise HTTPException(422, "send an image and an id.")
             if not isinstance(about, dict):
                 raise HTTPException(422, "metadata must be an object of names and values.")
-            name, metadata, present = checked_id(name), clean_metadata(about), partial(_present, request)
+            check_ids([name])
+            metadata, present = clean_metadata(about), partial(_present, request)
             async with self.decoder.decoded(image, present) as (content, pixels):
                 vector, fingerprint = await self.batcher.answer(Job(present, 0, Where(), image=pixels))
         kept = {"pictures": [content], "fingerprint": fingerprint}

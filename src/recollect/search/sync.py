@@ -1,13 +1,16 @@
-"""Filling an index: adding images, synchronizing it with a folder, embedding everything again.
+"""Filling an index: which images a folder or a CSV file has, and embedding those that are new or changed.
 
-Each batch is embedded and then written in one transaction together with the digests of its
-images. A process that is interrupted loses at most one batch, and the next call recognizes finished images by their
-digests. ``Index`` calls these functions and holds the lock while they run.
+Each batch is embedded and then written in one transaction together with the digests of its images. A process that is
+interrupted loses at most one batch, and the next call recognizes finished images by their digests. ``Index`` calls these
+functions and holds the lock while they run.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,19 +19,132 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from PIL import Image
 
 from recollect.common.console import ProgressLine
-from recollect.common.errors import DataError, ImageError, unreadable
+from recollect.common.errors import DataError, ImageError, InputError, unreadable
+from recollect.common.images import IMAGE_SUFFIXES, file_sha256
+from recollect.common.text import number_of
+from recollect.data.folders import TO_READ_HEIC, SkippedFile, class_images, find_inner_classes, find_parts
+from recollect.data.tables import read_csv, relative_to
 from recollect.search.encoder import OnBad, shorten
-from recollect.search.files import ImageListing, IndexedFile, digest_of, stamp_of
-from recollect.search.stores.base import Generation, Item, Store, clean_metadata
+from recollect.search.stores.base import Generation, Item, Store, Vectors, clean_metadata
 
-Embed = Callable[[Sequence[Any], OnBad], NDArray[np.float32]]
+Embed = Callable[[Sequence[Any], OnBad], Vectors]
 """``Encoder.embed``. It is called only where there is something to embed, so that a model need not be opened before."""
 
 BATCH = 256
 """Images embedded and written together; an interruption costs at most one such batch."""
+
+_EXPECTED = ("not an image", "HEIC")
+"""Files that are left out without a message for each."""
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """One image file to be in the index."""
+
+    id: str
+    path: Path
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ImageListing:
+    """The images of a folder or of a CSV file.
+
+    Attributes:
+        source: the folder or the file.
+        images: those that exist.
+        remarks: messages about skipped files, and about labels that are not clear.
+        skipped: the number of skipped files, by reason.
+    """
+
+    source: Path
+    images: list[ImageFile] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+
+def scan_images(source: Path | str, *, prefix: str = "", labels: bool = True) -> ImageListing:
+    """List the images of a folder or of a CSV file.
+
+    A folder: every image below it. The id is its path relative to the folder, ``label`` the first folder on that path
+    (below ``train``, ``test`` and ``val``, which become ``split``; ``Testing`` and similar names are recognized), ``name``
+    the file's name.
+
+    A CSV file: the column ``path`` (relative to the CSV's folder), ``id`` if there is one, and all other columns as
+    metadata.
+
+    Args:
+        source: the folder or the CSV file.
+        prefix: prefix of every id, to keep several folders apart.
+        labels: find ``label`` and ``split`` of the images of a folder, with messages where they are not clear.
+
+    Raises:
+        DataError: it is neither, or contains no images.
+    """
+    listing = ImageListing(root := Path(source))
+    if root.is_dir():
+        listing.images.extend(_folder(listing, prefix, labels))
+    elif root.suffix.lower() == ".csv" and root.is_file():
+        listing.images.extend(_csv(listing, prefix))
+    elif root.exists():
+        raise DataError(f"{root}: an index is filled from folders and .csv files; add single files with --add.")
+    else:
+        raise DataError(f"{root}: no such folder or .csv file.")
+    if not listing.images:
+        why = f" {listing.remarks[0]}" if listing.remarks else ""
+        raise DataError(f"{root}: no images found (looked for {', '.join(sorted(IMAGE_SUFFIXES))}).{why}")
+    return listing
+
+
+def _folder(listing: ImageListing, prefix: str, labels: bool) -> Iterator[ImageFile]:
+    root, remarks, skipped = listing.source, listing.remarks, listing.skipped
+    unused: list[SkippedFile] = []
+    splits: dict[str, str] = {}
+    if labels:
+        try:
+            splits = {folder: split for split, folder in find_parts(root).items()}
+        except DataError as error:  # labels are a help here, and no reason to refuse a folder
+            remarks.append(f"{error} Its name is taken for a label.")
+        if not splits and (inner := find_inner_classes(root)) is not None:
+            remarks.append(inner.remark(tables=True))
+    for name, label in class_images(root, "", unused, loose=True, parts=splits):
+        if any("\ud800" <= character <= "\udfff" for character in name):
+            unused.append(SkippedFile(name, "name not UTF-8"))
+            continue
+        metadata = {"name": name.split("/")[-1]}
+        if (split := splits.get(name.split("/")[0])) is not None:
+            metadata["split"] = split
+        if labels and label:
+            metadata["label"] = label
+        yield ImageFile(prefix + name, root / name, metadata)
+    skipped.update(each.reason for each in unused)
+    remarks += [f"{root / name}: skipped ({reason})." for name, reason in unused if reason not in _EXPECTED]
+    if skipped["HEIC"]:
+        count = number_of(skipped["HEIC"], "HEIC image is/HEIC images are")
+        remarks.append(f"{root}: {count} skipped. {TO_READ_HEIC}.")
+
+
+def _csv(listing: ImageListing, prefix: str) -> Iterator[ImageFile]:
+    path, remarks, skipped = listing.source, listing.remarks, listing.skipped
+    lines: dict[str, int] = {}
+    for line, row in read_csv(path, ("path",), ("id", "label"), others=True):
+        name = relative_to(path.parent, row.pop("path"))
+        identity = prefix + (row.pop("id", "") or Path(name).as_posix())
+        if identity in lines:
+            raise DataError(f"{path}, line {line}: {identity!r} is already listed in line {lines[identity]}.")
+        lines[identity] = line
+        if (file := path.parent / name).is_file():
+            columns = {column: value for column, value in row.items() if column and value}
+            yield ImageFile(identity, file, {"name": file.name, **columns})
+        else:
+            skipped["missing"] += 1
+            if skipped["missing"] <= 5:
+                remarks.append(f"{path}, line {line}: {name} does not exist; skipped.")
+    if skipped["missing"] > 5:
+        remarks.append(f"{path}: {skipped['missing']:,} files do not exist in total.")
 
 
 @dataclass
@@ -57,7 +173,7 @@ class SyncChanges:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Entry:
     """An image as it should be in the index. ``image`` is a path or the object that was passed."""
 
     item: Item
@@ -75,15 +191,13 @@ def add_images(
     """Add images by their ids; an image with unchanged contents is not embedded again."""
     filling = _Filling(store, generation, embed, {})
     with ProgressLine("indexing", len(images)) as line:
-        for some in _batches(zip(images, ids, metadata, strict=True)):
-            filling.known = store.get(generation.number, [name for _, name, _ in some])
+        for batch in _batches(zip(images, ids, metadata, strict=True)):
+            filling.items = store.get(generation.number, [name for _, name, _ in batch])
             filling.put(
-                [
-                    _wanted(Path(image) if isinstance(image, str) else image, name, clean_metadata(about))
-                    for image, name, about in some
-                ]
+                _entry(Path(image) if isinstance(image, str) else image, name, clean_metadata(columns))
+                for image, name, columns in batch
             )
-            line.advance(len(some))
+            line.advance(len(batch))
     return filling.changes
 
 
@@ -98,96 +212,89 @@ def sync_images(
         prune: remove items of that folder whose files no longer exist, or that the list no longer names.
         rehash: read every file again instead of trusting its size and time.
     """
-    known = {item.id: item for item in store.iterate(generation.number)}
-    filling = _Filling(store, generation, embed, known)
-    changes, listed = filling.changes, listing.images
-    pending = [entry for entry in listed if rehash or not _is_current(known.get(entry.id), entry)]
-    changes.unchanged = len(listed) - len(pending)
-    for entry in pending:
-        _check_conflict(known.get(entry.id), entry)
-    with ProgressLine("indexing", len(listed)) as line:
+    items = {item.id: item for item in store.iterate(generation.number)}
+    filling = _Filling(store, generation, embed, items)
+    changes = filling.changes
+    pending = [file for file in listing.images if rehash or not _is_current(items.get(file.id), file)]
+    changes.unchanged = len(listing.images) - len(pending)
+    for file in pending:
+        _check_conflict(items.get(file.id), file)
+    with ProgressLine("indexing", len(listing.images)) as line:
         line.advance(changes.unchanged)
-        for some in _batches(pending):
+        for batch in _batches(pending):
             with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-                filling.put(list(pool.map(lambda entry: _wanted(entry.path, entry.id, entry.metadata), some)))
-            line.advance(len(some))
+                filling.put(pool.map(lambda file: _entry(file.path, file.id, file.metadata), batch))
+            line.advance(len(batch))
     if prune:
-        there, is_list = {entry.id for entry in listed}, listing.source.is_file()
+        ids, is_list = {file.id for file in listing.images}, listing.source.is_file()
         root = (listing.source.parent if is_list else listing.source).resolve()
-        gone = [
+        stale = [
             item.id
-            for item in known.values()
-            if item.id not in there
+            for item in items.values()
+            if item.id not in ids
             and item.source
             and Path(item.source).is_relative_to(root)
             and (is_list or not Path(item.source).exists())
         ]
-        for some in _batches(gone):
-            changes.removed += store.delete(generation.number, some)
+        changes.removed = sum(store.delete(generation.number, batch) for batch in _batches(stale))
     return changes
 
 
 def refill(store: Store, old: Generation, new: Generation, embed: Embed) -> SyncChanges:
     """Embed all items of one generation into another; items from an interrupted call are kept."""
-    done = {item.id: item for item in store.iterate(new.number)}
-    filling = _Filling(store, new, embed, done)
-    seen: set[str] = set()
+    items = {item.id: item for item in store.iterate(new.number)}
+    filling = _Filling(store, new, embed, items)
+    ids: set[str] = set()
     with ProgressLine("embedding again", store.count(old.number)) as line:
-        for some in _batches(store.iterate(old.number)):
-            seen.update(item.id for item in some)
-            kept = [item.id in done and _content(done[item.id]) == _content(item) for item in some]
-            filling.changes.unchanged += sum(kept)
-            filling.put([_again(store, item) for item, there in zip(some, kept, strict=True) if not there])
-            line.advance(len(some))
-    store.delete(new.number, [name for name in done if name not in seen])  # removed since the interruption
+        for batch in _batches(store.iterate(old.number)):
+            ids.update(item.id for item in batch)
+            missing = [item for item in batch if item.id not in items or _content(items[item.id]) != _content(item)]
+            filling.changes.unchanged += len(batch) - len(missing)
+            filling.put(_entry_again(store, item) for item in missing)
+            line.advance(len(batch))
+    store.delete(new.number, [name for name in items if name not in ids])  # removed since the interruption
     return filling.changes
 
 
-def _wanted(image: Any, name: str, metadata: Mapping[str, str]) -> _Wanted | ImageError:
+def _entry(image: Any, name: str, metadata: Mapping[str, str]) -> _Entry | ImageError:
     """The image, or why its file cannot be read; called by several threads."""
+    if not isinstance(image, Path):
+        digest, picture = digest_of(image)
+        return _Entry(Item(name, None, metadata, digest, picture=picture), image)
+    stamp = stamp_of(image)
     try:
-        if not isinstance(image, Path):
-            digest, picture = digest_of(image)
-            return _Wanted(Item(name, None, metadata, digest, picture=picture), image)
-        stamp, digest = stamp_of(image), digest_of(image)[0]
+        digest, _ = digest_of(image)
     except (OSError, DataError) as error:
         return ImageError(str(error) if isinstance(error, DataError) else unreadable(error, image), "unreadable")
-    return _Wanted(Item(name, None, {"name": image.name, **metadata}, digest, str(image.resolve()), stamp), image)
+    return _Entry(Item(name, None, {"name": image.name, **metadata}, digest, str(image.resolve()), stamp), image)
 
 
-def _again(store: Store, item: Item) -> _Wanted | ImageError:
+def _entry_again(store: Store, item: Item) -> _Entry | ImageError:
     """The image of an item; its metadata stays to the letter, file name included."""
     if item.source:
-        entry = _wanted(Path(item.source), item.id, {})
-        if isinstance(entry, ImageError):
-            return entry
-        return _Wanted(replace(entry.item, metadata=item.metadata), entry.image)
+        entry = _entry(Path(item.source), item.id, {})
+        return (
+            entry if isinstance(entry, ImageError) else replace(entry, item=replace(entry.item, metadata=item.metadata))
+        )
     picture = store.picture(item.digest)
     if picture is None:
         return ImageError(f"{item.id}: was added as a vector; there is no image to embed.", "without an image")
-    return _Wanted(replace(item, picture=picture), picture)
+    return _Entry(replace(item, picture=picture), picture)
 
 
-def _is_current(item: Item | None, entry: IndexedFile) -> bool:
-    if item is None or item.metadata != entry.metadata or item.source != str(entry.path.resolve()):
+def _is_current(item: Item | None, file: ImageFile) -> bool:
+    if item is None or item.metadata != file.metadata or item.source != str(file.path.resolve()):
         return False
-    return _has_stamp(entry.path, item.stamp)
+    return item.stamp == stamp_of(file.path)
 
 
-def _has_stamp(path: Path, stamp: str) -> bool:
-    try:
-        return stamp_of(path) == stamp
-    except OSError:
-        return False
-
-
-def _check_conflict(item: Item | None, entry: IndexedFile) -> None:
+def _check_conflict(item: Item | None, file: ImageFile) -> None:
     """Refuse an id that belongs to another file that still exists: two folders with equal names inside."""
-    if item is None or not item.source or item.source == str(entry.path.resolve()):
+    if item is None or not item.source or item.source == str(file.path.resolve()):
         return
-    if Path(item.source).is_file() and item.digest != digest_of(entry.path)[0]:
+    if Path(item.source).is_file() and item.digest != digest_of(file.path)[0]:
         raise DataError(
-            f"the id {entry.id!r} of {entry.path} already belongs to {item.source}. Keep the folders apart with --prefix, "
+            f"the id {file.id!r} of {file.path} already belongs to {item.source}. Keep the folders apart with --prefix, "
             "or remove the other first."
         )
 
@@ -197,46 +304,42 @@ def _content(item: Item) -> tuple[str, Mapping[str, str]]:
 
 
 class _Filling:
-    """Images on their way into a generation.
+    """Writes images into a generation, and counts the changes.
 
     Args:
         store, generation, embed: where to write, and how to embed.
-        known: items of the generation, by id.
-
-    Attributes:
-        changes: what has been done so far.
+        items: items of the generation, by id.
     """
 
-    def __init__(self, store: Store, generation: Generation, embed: Embed, known: Mapping[str, Item]) -> None:
-        self._store, self._generation, self._embed, self.known = store, generation, embed, known
-        self._ids = {item.digest: item.id for item in known.values() if item.digest}  # by contents
+    def __init__(self, store: Store, generation: Generation, embed: Embed, items: Mapping[str, Item]) -> None:
+        self._store, self._generation, self._embed, self.items = store, generation, embed, items
+        self._ids = {item.digest: item.id for item in items.values() if item.digest}
         self.changes = SyncChanges()
 
-    def put(self, entries: Sequence[_Wanted | ImageError]) -> None:
-        """Write one batch; only images of new contents are embedded. Those that cannot be read are noted."""
-        for error in entries:
-            if isinstance(error, ImageError):
-                self.changes.skip(str(error), error.kind)
-        wanted = [entry for entry in entries if isinstance(entry, _Wanted)]
-        if not wanted:
-            return
-        rows = self._known_vectors(wanted)
-        first_of: dict[str, int] = {}
-        for place, entry in enumerate(wanted):
-            if place not in rows:
-                first_of.setdefault(entry.item.digest, place)
-        failed = self._embed_new(wanted, list(first_of.values()), rows)
+    def put(self, entries: Iterable[_Entry | ImageError]) -> None:
+        """Write one batch; only new contents are embedded. Images that cannot be read are noted."""
+        batch: list[_Entry] = []
+        for entry in entries:
+            if isinstance(entry, ImageError):
+                self.changes.skip(str(entry), entry.kind)
+            else:
+                batch.append(entry)
+        vectors = self._stored_vectors([entry.item for entry in batch])
+        new: dict[str, _Entry] = {}
+        for entry in batch:
+            if entry.item.digest not in vectors:
+                new.setdefault(entry.item.digest, entry)
+        errors = self._embed_new(new, vectors)
         items = []
-        for place, entry in enumerate(wanted):
-            item, first = entry.item, first_of.get(entry.item.digest, place)
-            row = rows.get(place, rows.get(first))
-            if row is None:
-                copy = f"{entry.image}: the same file as {wanted[first].image}, and skipped too."
-                self.changes.skip(str(failed[first]) if place == first else copy, failed[first].kind)
+        for entry in batch:
+            item, before = entry.item, self.items.get(entry.item.id)
+            if (error := errors.get(item.digest)) is not None:
+                first = new[item.digest]
+                copy = f"{entry.image}: the same file as {first.image}, and skipped too."
+                self.changes.skip(str(error) if entry is first else copy, error.kind)
                 continue
-            items.append(replace(item, vector=row))
+            items.append(replace(item, vector=vectors[item.digest]))
             self._ids[item.digest] = item.id
-            before = self.known.get(item.id)
             if before is None:
                 self.changes.added += 1
             elif _content(before) == _content(item):
@@ -245,46 +348,60 @@ class _Filling:
                 self.changes.updated += 1
         self._store.put(self._generation.number, items)
 
-    def _known_vectors(self, wanted: Sequence[_Wanted]) -> dict[int, NDArray[np.float32]]:
-        """Vectors of items with the same contents, under the same id or another, by place."""
-        same: dict[int, str] = {}
-        for place, entry in enumerate(wanted):
-            before = self.known.get(entry.item.id)
-            if before is not None and before.digest == entry.item.digest:
-                same[place] = before.id
-            elif entry.item.digest in self._ids:
-                same[place] = self._ids[entry.item.digest]
-        stored = self._store.get(self._generation.number, sorted(set(same.values())), vectors=True) if same else {}
-        rows: dict[int, NDArray[np.float32]] = {}
-        for place, name in same.items():
-            item = stored.get(name)
-            if item is not None and item.vector is not None and item.digest == wanted[place].item.digest:
-                rows[place] = item.vector
-        return rows
+    def _stored_vectors(self, items: Sequence[Item]) -> dict[str, Vectors]:
+        """Vectors of these contents that the generation already has, by digest."""
+        own = {item.digest: item.id for new in items if (item := self.items.get(new.id)) is not None}
+        ids = {own.get(item.digest) or self._ids.get(item.digest) for item in items}
+        names = sorted(name for name in ids if name is not None)
+        stored = self._store.get(self._generation.number, names, vectors=True) if names else {}
+        return {item.digest: item.vector for item in stored.values() if item.vector is not None}
 
-    def _embed_new(
-        self, wanted: Sequence[_Wanted], places: Sequence[int], rows: dict[int, NDArray[np.float32]]
-    ) -> dict[int, ImageError]:
-        """Add the vector of each place to ``rows``; returns the errors of the others."""
-        if not places:
+    def _embed_new(self, new: Mapping[str, _Entry], vectors: dict[str, Vectors]) -> dict[str, ImageError]:
+        """Add the vectors of new contents to ``vectors``; returns the errors of the others. All by digest."""
+        if not new:
             return {}
         bad: dict[int, ImageError] = {}
-        vectors = shorten(self._embed([wanted[place].image for place in places], bad.__setitem__), self._generation.dim)
-        failed: dict[int, ImageError] = {}
-        for number, place in enumerate(places):
-            entry = wanted[place]
+        rows = shorten(self._embed([entry.image for entry in new.values()], bad.__setitem__), self._generation.dim)
+        errors: dict[str, ImageError] = {}
+        for number, (digest, entry) in enumerate(new.items()):
             if number in bad:
-                failed[place] = bad[number]
-            elif entry.item.stamp and not _has_stamp(entry.image, entry.item.stamp):
+                errors[digest] = bad[number]
+            elif entry.item.stamp and stamp_of(entry.image) != entry.item.stamp:
                 changed = f"{entry.image}: changed while it was being read. Run the command again."
-                failed[place] = ImageError(changed, "changed meanwhile")
+                errors[digest] = ImageError(changed, "changed meanwhile")
             else:
-                rows[place] = vectors[number]
-        self.changes.embedded += len(places) - len(failed)
-        return failed
+                vectors[digest] = rows[number]
+        self.changes.embedded += len(new) - len(errors)
+        return errors
 
 
 def _batches(entries: Iterable[Any]) -> Iterator[list[Any]]:
     remaining = iter(entries)
-    while some := list(islice(remaining, BATCH)):
-        yield some
+    while batch := list(islice(remaining, BATCH)):
+        yield batch
+
+
+def stamp_of(path: Path) -> str:
+    """Size and time of a file, to detect changes without reading it; "" if it is gone."""
+    try:
+        state = path.stat()
+    except OSError:
+        return ""
+    return f"{state.st_size}:{state.st_mtime_ns}"
+
+
+def digest_of(image: Any) -> tuple[str, bytes | None]:
+    """SHA-256 of an image's bytes, and those bytes unless it is a file (arrays and PIL images as PNG)."""
+    if isinstance(image, str | Path):
+        return file_sha256(image), None
+    if isinstance(image, bytes):
+        return hashlib.sha256(image).hexdigest(), image
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8:
+            raise InputError(f"an image array must be H×W or H×W×3 of uint8, not {image.shape} of {image.dtype}.")
+        image = Image.fromarray(image)
+    if isinstance(image, Image.Image):
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        return hashlib.sha256(buffer.getvalue()).hexdigest(), buffer.getvalue()
+    raise InputError(f"an image must be a path, bytes, a PIL image or a uint8 array, not a {type(image).__name__}.")

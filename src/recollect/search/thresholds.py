@@ -11,7 +11,7 @@ a threshold is always the upper edge of a bin. ``calibrate_target`` measures the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common import plugins
-from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.errors import ConfigError, DataError, ImageError, InputError
 from recollect.common.files import make_folder_for, write_json
 from recollect.common.text import Remark, number_of
 from recollect.data import load
@@ -30,10 +30,10 @@ from recollect.data.registry import check_ambiguous_name
 from recollect.inference.store import KEY_BYTES, Keys, content_keys
 from recollect.inference.training_record import is_unseen, read_trained_on
 from recollect.inference.vectors import file_set
-from recollect.search.encoder import CALIBRATION, Encoder, embed_in_batches, open_encoder, shorten
-from recollect.search.files import list_images
+from recollect.search.encoder import CALIBRATION, Encoder, open_encoder, shorten
 from recollect.search.index import Index
 from recollect.search.stores.base import is_index
+from recollect.search.sync import scan_images
 
 BINS = 1 << 20
 """Bins over similarities from −1 to 1: 2e-6 wide, finer than float32 products are exact."""
@@ -105,8 +105,8 @@ def calibrate(
 
     Examples:
         >>> rows = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], np.float32)
-        >>> found = calibrate(rows, ["a", "a", "b", "b"], same_rate=0.25, similar_rate=0.5, fingerprint="f")
-        >>> found.same.miss_rate, found.same.false_match_rate, found.other_pairs
+        >>> thresholds = calibrate(rows, ["a", "a", "b", "b"], same_rate=0.25, similar_rate=0.5, fingerprint="f")
+        >>> thresholds.same.miss_rate, thresholds.same.false_match_rate, thresholds.other_pairs
         (0.0, 0.0, 4)
     """
     if not 0 < same_rate <= similar_rate < 1:
@@ -120,54 +120,51 @@ def calibrate(
         raise InputError(
             f"{len(codes)} images of {len(names)} classes: calibrating needs at least two classes, and one with two images."
         )
-    one, two = _histograms(np.asarray(vectors, np.float32), codes)
-    other = int(two.sum())
-    if other * same_rate < 1:
+    same, other = _histograms(np.asarray(vectors, np.float32), codes)
+    pairs = int(other.sum())
+    if pairs * same_rate < 1:
         raise InputError(
-            f"{other:,} pairs of different classes cannot tell a false-match rate of {same_rate:g}: give at least "
+            f"{pairs:,} pairs of different classes cannot tell a false-match rate of {same_rate:g}: give at least "
             f"{1 / same_rate:,.0f} pairs (more images), or choose a larger rate (--false-match-rate)."
         )
-    curve = [_threshold(one, two, rate) for rate in _RATES if other * rate >= 1]
     return ThresholdCalibration(
-        same=_threshold(one, two, same_rate),
-        similar=_threshold(one, two, similar_rate),
-        curve=curve,
+        same=_threshold(same, other, same_rate),
+        similar=_threshold(same, other, similar_rate),
+        curve=[_threshold(same, other, rate) for rate in _RATES if pairs * rate >= 1],
         images=len(codes),
         classes=len(names),
-        same_pairs=int(one.sum()),
-        other_pairs=other,
+        same_pairs=int(same.sum()),
+        other_pairs=pairs,
         fingerprint=fingerprint,
         data=data,
     )
 
 
-def _histograms(vectors: NDArray[np.float32], codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Counts of similarities of pairs of one class and of two, each pair once."""
+def _histograms(vectors: NDArray[np.float32], codes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Counts of similarities of pairs of one class and of two, 2 × BINS, each pair once."""
     if vectors.ndim != 2 or not np.isfinite(vectors).all():
         raise InputError("calibrating needs N × d vectors with finite values.")
     rows, classes = torch.from_numpy(np.ascontiguousarray(vectors)), torch.from_numpy(codes)
-    counts = [torch.zeros(BINS, dtype=torch.int64) for _ in range(2)]
+    counts = torch.zeros(2 * BINS, dtype=torch.int64)
     for start in range(0, len(rows), _ROWS):
-        left = rows[start : start + _ROWS]
+        left = slice(start, start + _ROWS)
         for first in range(start, len(rows), _ROWS):
-            right = rows[first : first + _ROWS]
-            bins = ((left @ right.T).add_(1).mul_(BINS / 2).floor_().clamp_(0, BINS - 1)).long()
-            equal = classes[start : start + _ROWS, None] == classes[None, first : first + _ROWS]
-            once = torch.ones_like(equal).triu_(1) if first == start else torch.ones_like(equal)
-            for place, chosen in enumerate((equal & once, ~equal & once)):
-                counts[place] += torch.bincount(bins[chosen], minlength=BINS)
-    return counts[0].numpy(), counts[1].numpy()
+            right = slice(first, first + _ROWS)
+            bins = (rows[left] @ rows[right].T).add_(1).mul_(BINS / 2).floor_().clamp_(0, BINS - 1).long()
+            bins += BINS * (classes[left, None] != classes[None, right])
+            pairs = torch.ones_like(bins, dtype=torch.bool)
+            counts += torch.bincount(bins[pairs.triu_(1) if first == start else pairs], minlength=2 * BINS)
+    return counts.reshape(2, BINS).numpy()
 
 
-def _threshold(one: NDArray[np.int64], two: NDArray[np.int64], rate: float) -> Threshold:
+def _threshold(same: NDArray[np.int64], other: NDArray[np.int64], rate: float) -> Threshold:
     """The lowest bin edge with at most ``rate`` of the pairs of two classes at or above it."""
-    above = np.concatenate([np.cumsum(two[::-1])[::-1], [0]])  # pairs in bin b or higher
-    edge = int(np.argmax(above <= rate * two.sum()))
-    missed = int(one[:edge].sum())
+    above = np.concatenate([np.cumsum(other[::-1])[::-1], [0]])  # pairs in bin b or higher
+    edge = int(np.argmax(above <= rate * other.sum()))
     return Threshold(
         similarity=edge * 2 / BINS - 1,
-        false_match_rate=float(above[edge] / two.sum()),
-        miss_rate=missed / max(1, int(one.sum())),
+        false_match_rate=float(above[edge] / other.sum()),
+        miss_rate=int(same[:edge].sum()) / max(1, int(same.sum())),
     )
 
 
@@ -201,23 +198,22 @@ def calibrate_target(
         ConfigError: the model of the index moved. InputError: ``data`` is missing, or ``model`` is given without an index.
 
     Example:
-        >>> found, remarks = calibrate_target("run", "photos", same_rate=0.05, similar_rate=0.2)
-        >>> found.same.similarity >= found.similar.similarity
+        >>> thresholds, remarks = calibrate_target("run", "photos", same_rate=0.05, similar_rate=0.2)
+        >>> thresholds.same.similarity >= thresholds.similar.similarity
         True
     """
     rates = {"same_rate": same_rate, "similar_rate": similar_rate}
     remarks: list[Remark] = []
     if is_index(target):
         with Index.open(target, model, **opening) as index:
-            place = _place_of_model(index) if model is None else index.encoder.provenance.get("model")
+            record = _record_folder(index) if model is None else index.encoder.provenance.get("model")
             if data is None:
-                vectors, labels = _indexed_vectors(index, place, remarks)
+                vectors, labels = _indexed_vectors(index, record, remarks)
             else:
-                images, labels = _labelled_images(data, root, split, place, remarks)
-                vectors, labels = _vectors(index.encoder, images, labels, remarks)
+                vectors, labels = _labelled_vectors(lambda: index.encoder, data, root, split, record, remarks)
                 vectors = shorten(vectors, index.generation.dim)
-            of = data or "the labelled images of the index"
-            calibration = calibrate(vectors, labels, fingerprint=index.model["fingerprint"], data=of, **rates)
+            source = data or "the labelled images of the index"
+            calibration = calibrate(vectors, labels, fingerprint=index.model["fingerprint"], data=source, **rates)
             index.set_calibration(calibration.as_dict(), wait=wait)
         return calibration, remarks
     if model is not None:
@@ -231,8 +227,7 @@ def calibrate_target(
     if is_folder:
         make_folder_for(file)  # a read-only folder is noticed before the images are embedded
     encoder = open_encoder(target, **opening)
-    images, labels = _labelled_images(data, root, split, encoder.provenance.get("model"), remarks)
-    vectors, labels = _vectors(encoder, images, labels, remarks)
+    vectors, labels = _labelled_vectors(lambda: encoder, data, root, split, encoder.provenance.get("model"), remarks)
     calibration = calibrate(vectors, labels, fingerprint=encoder.fingerprint, data=data, **rates)
     if is_folder:
         write_json(file, calibration.as_dict())
@@ -242,7 +237,7 @@ def calibrate_target(
     return calibration, remarks
 
 
-def _place_of_model(index: Index) -> Any:
+def _record_folder(index: Index) -> Any:
     """The place of the index's model, whose folder records what it was trained on.
 
     A folder is recorded as an absolute path, perhaps on another machine. Initialisations by name and ``hf://`` addresses
@@ -251,85 +246,81 @@ def _place_of_model(index: Index) -> Any:
     Raises:
         ConfigError: the folder no longer exists. OtherModelError: another model lies there.
     """
-    place = index.model.get("model")
-    text = str(place)
-    is_path = PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
-    if is_path and not plugins.is_reference(text) and not Path(text).exists():
+    place = str(index.model.get("model"))
+    is_path = PurePosixPath(place).is_absolute() or PureWindowsPath(place).is_absolute()
+    if is_path and Path(place).is_dir():
+        return index.encoder.provenance.get(
+            "model"
+        )  # opening it refuses another model, whose record would be of other classes
+    if is_path and not Path(place).exists() and not plugins.is_reference(place):
         raise ConfigError(
-            f"{text}, the model of {index.address}, no longer exists, so it is not known on which classes it was trained. "
+            f"{place}, the model of {index.address}, no longer exists, so it is not known on which classes it was trained. "
             "If it moved, give its new folder with --model."
         )
-    # Opening it refuses another model that lies there now, whose record would be of other classes.
-    return index.encoder.provenance.get("model") if is_path and Path(text).is_dir() else place
+    return index.model.get("model")
 
 
 def _indexed_vectors(index: Index, model: Any, remarks: list[Remark]) -> tuple[NDArray[np.float32], list[str]]:
     items = [item for item in index.store.iterate(index.generation.number, vectors=True) if "label" in item.metadata]
     if not items:
         raise DataError(f"{index.address}: no image has a label; give labelled images with --data.")
-    labels = [item.metadata["label"] for item in items]
     digests = [bytes.fromhex(item.digest)[:KEY_BYTES].ljust(KEY_BYTES, b"\0") for item in items]
     keys = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, KEY_BYTES)
-    kept = _unseen(labels, keys, "folder", model, remarks)
-    vectors = np.stack([vector for place in kept if (vector := items[place].vector) is not None])
-    return vectors, [labels[place] for place in kept]
+    rows = _unseen([item.metadata["label"] for item in items], keys, "folder", model, remarks)
+    vectors = np.stack([vector for row in rows if (vector := items[row].vector) is not None])
+    return vectors, [items[row].metadata["label"] for row in rows]
 
 
-def _labelled_images(
-    data: str, root: str | Path | None, split: str, model: Any, remarks: list[Remark]
-) -> tuple[list[Any], list[str]]:
-    """Images of classes that the model was not trained on, and their labels."""
+def _labelled_vectors(
+    encoder: Callable[[], Encoder], data: str, root: str | Path | None, split: str, model: Any, remarks: list[Remark]
+) -> tuple[NDArray[np.float32], list[str]]:
+    """Vectors and labels of the images of classes that the model was not trained on, as far as they can be read.
+
+    ``encoder`` opens the model, once it is known that there are images.
+    """
+    images: Sequence[Any]
     if root is None:
         check_ambiguous_name(data)
     if root is None and Path(data).exists():
-        listing = list_images(data)
+        listing = scan_images(data)
         remarks += map(Remark, listing.remarks)
-        parts = {entry.metadata["split"] for entry in listing.images if "split" in entry.metadata}
-        split = part_to_use(split, parts)
-        kept = [
-            entry
-            for entry in listing.images
-            if "label" in entry.metadata and (not parts or entry.metadata.get("split") == split)
-        ]
-        if not kept:
-            where = f" of the part {split!r}" if parts else ""
+        splits = {file.metadata["split"] for file in listing.images if "split" in file.metadata}
+        split = part_to_use(split, splits)
+        files = [file for file in listing.images if "label" in file.metadata]
+        files = [file for file in files if not splits or file.metadata.get("split") == split]
+        if not files:
+            where = f" of the part {split!r}" if splits else ""
             raise DataError(f"{data}: no labelled images{where}. Give a folder with one folder per class.")
-        paths, labels = [entry.path for entry in kept], [entry.metadata["label"] for entry in kept]
-        places = _unseen(labels, content_keys(file_set(paths)), "folder", model, remarks)
-        return [paths[place] for place in places], [labels[place] for place in places]
-    images = load(data, root, split, on_bad_image="skip")
-    labels = [images.class_names[label] for label in images.labels.tolist()]
-    places = _unseen(labels, content_keys(images), images.name, model, remarks)
-    files = images.arrays is None and images.boxes is None
-    return [images.path(place) if files else images.read(place) for place in places], [labels[p] for p in places]
+        paths, labels = [file.path for file in files], [file.metadata["label"] for file in files]
+        rows = _unseen(labels, content_keys(file_set(paths)), "folder", model, remarks)
+        images = [paths[row] for row in rows]
+    else:
+        dataset = load(data, root, split, on_bad_image="skip")
+        labels = [dataset.class_names[label] for label in dataset.labels.tolist()]
+        rows = _unseen(labels, content_keys(dataset), dataset.name, model, remarks)
+        are_files = dataset.arrays is None and dataset.boxes is None
+        images = [dataset.path(row) if are_files else dataset.read(row) for row in rows]
+    errors: dict[int, ImageError] = {}
+    vectors = encoder().embed(images, errors.__setitem__)
+    if errors:
+        remarks.append(Remark(f"{number_of(len(errors), 'image')} could not be read, and left out."))
+    good = [number for number in range(len(images)) if number not in errors]
+    return vectors[good], [labels[rows[number]] for number in good]
 
 
 def _unseen(labels: list[str], keys: Keys, data: str, model: Any, remarks: list[Remark]) -> list[int]:
     """Positions of the images whose classes the model was not trained on; of all where there are no others, with a warning."""
-    known = read_trained_on(Path(str(model))) if model else None
-    if known is None:
+    record = read_trained_on(Path(str(model))) if model else None
+    if record is None:
         return list(range(len(labels)))
-    unseen = is_unseen(labels, keys, data, known)
-    kept = np.flatnonzero(unseen).tolist()
-    trained = len({label for label, new in zip(labels, unseen.tolist(), strict=True) if not new})
-    if not kept:
+    unseen = is_unseen(labels, keys, data, record)
+    if not unseen.any():
         text = (
             "the model was trained on all of these classes. On new ones, images of one class are less similar than measured "
             "here: calibrate with --data FOLDER, a folder of classes that were held out."
         )
         remarks.append(Remark(text, warning=True))
         return list(range(len(labels)))
-    if trained:
+    if trained := len({label for label, new in zip(labels, unseen.tolist(), strict=True) if not new}):
         remarks.append(Remark(f"{number_of(trained, 'class was/classes were')} trained on and left out."))
-    return kept
-
-
-def _vectors(
-    encoder: Encoder, images: Sequence[Any], labels: list[str], remarks: list[Remark]
-) -> tuple[NDArray[np.float32], list[str]]:
-    """Vectors and labels of the images that can be read."""
-    vectors, bad = embed_in_batches(encoder, images)
-    if bad:
-        remarks.append(Remark(f"{number_of(len(bad), 'image')} could not be read, and left out."))
-    read = [place for place in range(len(images)) if place not in bad]
-    return vectors[read], [labels[place] for place in read]
+    return [int(row) for row in np.flatnonzero(unseen)]

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import importlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ from numpy.typing import NDArray
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, InputError, RecollectError
 from recollect.common.text import did_you_mean
+
+if TYPE_CHECKING:
+    from recollect.search.exact import Neighbours
 
 SETTINGS_FORMAT = 2
 LONGEST_ID = 2048
@@ -205,11 +209,9 @@ class Store(Protocol):
 
     def build_approximate(self, generation: int) -> None:
         """Build or rebuild the approximate index, if the store needs one."""
-        ...
 
     def drop_approximate(self, generation: int) -> None:
         """Remove the approximate index, if there is one."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -277,27 +279,31 @@ class Settings:
         store.write_document("settings", asdict(self))
 
 
-def checked_text(text: str, what: str) -> str:
+def check_text(text: str, what: str) -> str:
     """``text``, if stores can keep it: without zero characters and unpaired surrogates (from file names)."""
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError(f"{what} cannot be stored: {shortened(text)!r}. Rename the file or column.")
+        raise InputError(f"{what} cannot be stored: {abbreviate(text)!r}. Rename the file or column.")
     return text
 
 
-def shortened(text: str) -> str:
+def abbreviate(text: str) -> str:
     """A text for a message, which may come from a stranger."""
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def checked_id(name: str) -> str:
-    """``name``, if every store can keep it as an id.
+def check_ids(names: Sequence[str]) -> None:
+    """Refuse ids that a store cannot keep.
 
     Raises:
-        InputError: it is empty, too long or not text.
+        InputError: one is empty, too long or not text, or occurs twice.
     """
-    if not name or len(name.encode("utf-8", "replace")) > LONGEST_ID:
-        raise InputError(f"an id must have 1 to {LONGEST_ID:,} bytes in UTF-8: {shortened(name)!r}.")
-    return checked_text(name, "an id")
+    for name in names:
+        if not name or len(name.encode("utf-8", "replace")) > LONGEST_ID:
+            raise InputError(f"an id must have 1 to {LONGEST_ID:,} bytes in UTF-8: {abbreviate(name)!r}.")
+        check_text(name, "an id")
+    if len(set(names)) < len(names):
+        (name, _), *_ = Counter(names).most_common(1)
+        raise InputError(f"the id {abbreviate(name)!r} occurs twice: give one id per image, each different.")
 
 
 def as_text(value: object) -> str:
@@ -305,10 +311,16 @@ def as_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return checked_text(value, "a metadata value")
+        return check_text(value, "a metadata value")
     if isinstance(value, int | float | np.integer | np.floating):
         return str(value)
     raise InputError(f"metadata values must be text, numbers, True or False, not {type(value).__name__}: {value!r}.")
+
+
+def _column(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise InputError(f"names of metadata columns must be text, not {name!r}.")
+    return check_text(name, "the name of a metadata column")
 
 
 def clean_metadata(metadata: Mapping[str, object] | None) -> dict[str, str]:
@@ -317,13 +329,7 @@ def clean_metadata(metadata: Mapping[str, object] | None) -> dict[str, str]:
     Raises:
         InputError: a value that is neither text nor a number, or a name that is not text.
     """
-    kept: dict[str, str] = {}
-    for name, value in (metadata or {}).items():
-        if not isinstance(name, str) or not name:
-            raise InputError(f"names of metadata columns must be text, not {name!r}.")
-        if value is not None:
-            kept[checked_text(name, "the name of a metadata column")] = as_text(value)
-    return kept
+    return {_column(name): as_text(value) for name, value in (metadata or {}).items() if value is not None}
 
 
 def clean_where(where: Mapping[str, object] | None) -> Where:
@@ -335,39 +341,32 @@ def clean_where(where: Mapping[str, object] | None) -> Where:
     """
     if isinstance(where, Where):
         return where
-    cleaned = Where()
-    for name, wanted in (where or {}).items():
-        if not isinstance(name, str) or not name:
-            raise InputError(f"names of metadata columns in a filter must be text, not {name!r}.")
-        several = wanted if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
-        cleaned[checked_text(name, "the name of a metadata column")] = [as_text(value) for value in several]
-    return cleaned
+    conditions = Where()
+    for name, value in (where or {}).items():
+        values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        conditions[_column(name)] = list(map(as_text, values))
+    return conditions
 
 
-def checked_vectors(items: Sequence[Item], dim: int) -> NDArray[np.float32]:
+def check_vectors(items: Sequence[Item], dim: int) -> Vectors:
     """The items' vectors as one N × dim array.
 
     Raises:
         InputError: an id is empty or occurs twice, or a vector is missing, of another length or not finite.
     """
-    seen: set[str] = set()
-    for item in items:
-        if checked_id(item.id) in seen:
-            raise InputError(f"the id {shortened(item.id)!r} occurs twice in one batch.")
-        seen.add(item.id)
-        if item.vector is None or item.vector.shape != (dim,):
-            shape = None if item.vector is None else item.vector.shape
-            raise InputError(f"{item.id}: its vector must have {dim} values, but the shape is {shape}.")
+    check_ids([item.id for item in items])
     vectors = np.empty((len(items), dim), np.float32)
     for row, item in enumerate(items):
+        shape = None if item.vector is None else item.vector.shape
+        if shape != (dim,):
+            raise InputError(f"{item.id}: its vector must have {dim} values, but the shape is {shape}.")
         vectors[row] = item.vector
-    if not np.isfinite(vectors).all():
-        bad = items[int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])].id
-        raise InputError(f"{bad}: a value of its vector is not finite (NaN or infinity).")
+        if not np.isfinite(vectors[row]).all():
+            raise InputError(f"{item.id}: a value of its vector is not finite (NaN or infinity).")
     return vectors
 
 
-def checked_queries(queries: NDArray[np.float32], dim: int, k: int) -> NDArray[np.float32]:
+def check_queries(queries: Vectors, dim: int, k: int) -> Vectors:
     """Queries as Q × dim float32.
 
     Raises:
@@ -383,9 +382,19 @@ def checked_queries(queries: NDArray[np.float32], dim: int, k: int) -> NDArray[n
     return rows
 
 
-def in_order(matches: list[Match]) -> list[Match]:
+def in_order(matches: Iterable[Match]) -> list[Match]:
     """Matches best first, equal similarities by id."""
     return sorted(sorted(matches, key=attrgetter("id")), key=attrgetter("similarity"), reverse=True)  # both are stable
+
+
+def matches_of(neighbours: Neighbours, describe: Callable[[int], tuple[str, Mapping[str, str]]]) -> list[list[Match]]:
+    """The matches of each query; ``describe`` gives the id and the metadata of an index of ``neighbours``."""
+    return [
+        in_order(
+            Match(name, value, metadata) for (name, metadata), value in zip(map(describe, row), values, strict=True)
+        )
+        for row, values in zip(neighbours.indices.tolist(), neighbours.similarities.tolist(), strict=True)
+    ]
 
 
 _STORES = {
@@ -408,29 +417,28 @@ def open_store(address: str | Path, *, create: bool = False) -> Store:
     """
     text = str(address)
     kind, sign, rest = text.partition("://")
-    own: plugins.Loaded | None = None
     if not Path(text).exists() and plugins.is_reference(kind):
-        own = plugins.load_reference(kind, "store")
-    elif sign and kind not in _STORES:
-        own = plugins.load("store", kind)
-        if own is None:  # without the rest, which may contain a password
-            known = [*filter(None, _STORES), *plugins.installed("store")]
-            raise ConfigError(
-                f"there is no store {kind!r}.{did_you_mean(kind, known)} Addresses begin with "
-                f"{', '.join(f'{name}://' for name in known)}, or are paths of files, or name your own store as "
-                "package.module:Class://…"
-            )
-    if own is None:
-        file = ("vector_file", "VectorFile") if text.endswith(".npz") else _STORES[""]
-        module, name = _STORES[kind] if sign else file
+        plugin: plugins.Loaded | None = plugins.load_reference(kind, "store")
+    elif not sign or kind in _STORES:
+        module, name = (
+            ("vector_file", "VectorFile") if not sign and text.endswith(".npz") else _STORES[kind if sign else ""]
+        )
         store: type[Store] = getattr(importlib.import_module(f"recollect.search.stores.{module}"), name)
         return store.open(text, create=create)
-    if not isinstance(own.target, type) or not hasattr(own.target, "open"):
+    else:
+        plugin = plugins.load("store", kind)
+    if plugin is None:  # without the rest, which may contain a password
+        kinds = [*filter(None, _STORES), *plugins.installed("store")]
         raise ConfigError(
-            f"{own.reference} is not a store: it needs a class with the methods of recollect.search.Store."
+            f"there is no store {kind!r}.{did_you_mean(kind, kinds)} Addresses begin with "
+            f"{', '.join(f'{name}://' for name in kinds)}, or are paths of files, or name your own store as "
+            "package.module:Class://…"
         )
-    opened: Store = own.target.open(rest, create=create)
-    return opened
+    if not isinstance(plugin.target, type) or not hasattr(plugin.target, "open"):
+        raise ConfigError(
+            f"{plugin.reference} is not a store: it needs a class with the methods of recollect.search.Store."
+        )
+    return cast("type[Store]", plugin.target).open(rest, create=create)
 
 
 def is_index(address: str | Path) -> bool:

@@ -31,12 +31,14 @@ from recollect.search.stores.base import (
     Item,
     Match,
     NoIndexError,
+    Store,
     StoreError,
     Vectors,
     Where,
-    checked_queries,
-    checked_vectors,
+    check_queries,
+    check_vectors,
     in_order,
+    matches_of,
 )
 
 _COLUMNS = ["id", "digest", "source", "stamp", "metadata"]
@@ -47,22 +49,22 @@ _PLACE = r"\w+://(?:([^:@/]*)(?::([^@/]*))?@)?(\[[^]/]+\]|[^][:@/]+)(?::(\d+))?/
 
 def parse_address(address: str) -> tuple[dict[str, Any], str, str, str]:
     """Arguments of the client, the index's name, the address without its password, the consistency of reads."""
-    shown = re.sub(r"^(\w+://[^:/]*:)[^/]+(?=@)", r"\1...", address)
+    public = re.sub(r"^(\w+://[^:/]*:)[^/]+(?=@)", r"\1...", address)
     place, _, query = address.partition("?")
     parts, options = re.fullmatch(_PLACE, place), dict(parse_qsl(query))
     if not parts or options.keys() - {"db", "secure", "consistency"}:
         raise ConfigError(
-            f"{shown}: give an index in Milvus as milvus://host:19530/name; its options are db, secure and consistency."
+            f"{public}: give an index in Milvus as milvus://host:19530/name; its options are db, secure and consistency."
         )
     user, password, host, port, name = parts.groups()
     scheme = "https" if options.get("secure") in ("1", "true") else "http"
     token = f"{unquote(user)}:{unquote(password or '')}" if user else ""
     arguments = {"uri": f"{scheme}://{host}:{port or 19530}", "token": token, "db_name": options.get("db", "")}
-    return arguments, name, shown, options.get("consistency", "Strong")
+    return arguments, name, public, options.get("consistency", "Strong")
 
 
-class MilvusStore:
-    """See ``recollect.search.stores.base.Store`` for what the methods do."""
+class MilvusStore(Store):
+    """See ``Store`` for what the methods do."""
 
     def __init__(self, address: str, create: bool) -> None:
         arguments, self._name, self.address, self._consistency = parse_address(address)
@@ -97,13 +99,13 @@ class MilvusStore:
 
     def read_document(self, key: str) -> dict[str, Any] | None:
         """A document."""
-        rows = self._query(self._documents, f"key == {_quoted(key)}", ["value"], 1)
+        rows = self._query(self._documents, f"key == {_quote(key)}", ["value"], 1)
         return dict(json.loads(rows[0]["value"])) if rows else None
 
     def write_document(self, key: str, value: Mapping[str, Any] | None) -> None:
         """Replace a document."""
         if value is None:
-            self._call(self._client.delete, self._documents, filter=f"key == {_quoted(key)}")
+            self._call(self._client.delete, self._documents, filter=f"key == {_quote(key)}")
         else:
             self._put_texts({key: json.dumps(dict(value), allow_nan=False)})
 
@@ -142,7 +144,7 @@ class MilvusStore:
     def put(self, generation: int, items: Sequence[Item]) -> None:
         """Add or replace items in one request."""
         dim, dtype = self._vector_type(generation)
-        vectors = checked_vectors(items, dim).astype(dtype)
+        vectors = check_vectors(items, dim).astype(dtype)
         replaced = {item.digest for item in self.get(generation, [item.id for item in items]).values()}
         rows = []
         for item, vector in zip(items, vectors, strict=True):
@@ -156,12 +158,12 @@ class MilvusStore:
 
     def delete(self, generation: int, ids: Sequence[str]) -> int:
         """Remove items."""
-        found = self.get(generation, ids)
-        for some in _batches(list(found)):
+        items = self.get(generation, ids)
+        for batch in _batches(list(items)):
             # A filter of our own: the client's delete(ids=…) does not escape quotes.
-            self._call(self._client.delete, self._table(generation), filter=f"id in {_quoted(some)}")
-        self._forget_pictures({item.digest for item in found.values()})
-        return len(found)
+            self._call(self._client.delete, self._table(generation), filter=f"id in {_quote(batch)}")
+        self._forget_pictures({item.digest for item in items.values()})
+        return len(items)
 
     def get(self, generation: int, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
         """Items by id."""
@@ -170,7 +172,7 @@ class MilvusStore:
 
     def picture(self, digest: str) -> bytes | None:
         """A picture by the digest of its bytes."""
-        rows = self._pages(self._documents, "key", f"key like {_quoted(f'picture:{digest}:%')}", ["key", "value"])
+        rows = self._pages(self._documents, "key", f"key like {_quote(f'picture:{digest}:%')}", ["key", "value"])
         parts = {int(row["key"].rsplit(":", 1)[1]): row["value"] for row in rows}
         return base64.b64decode("".join(parts[number] for number in sorted(parts))) if parts else None
 
@@ -199,11 +201,11 @@ class MilvusStore:
     ) -> list[list[Match]]:
         """Exact search by Milvus's FLAT index, or approximate by its HNSW."""
         dim, dtype = self._vector_type(generation)
-        queries = checked_queries(queries, dim, k)
+        queries = check_queries(queries, dim, k)
         graph = self._index_type(generation) == "HNSW"
         if graph and not approximate:
             return self._search_by_reading(generation, queries, k, where)
-        found = self._call(
+        answers = self._call(
             self._client.search,
             self._table(generation),
             data=list(queries.astype(dtype)),
@@ -214,7 +216,7 @@ class MilvusStore:
             consistency_level=self._consistency,
         )
         best = [
-            in_order([Match(row["id"], row["distance"], _metadata(row["entity"])) for row in rows]) for rows in found
+            in_order(Match(row["id"], row["distance"], _metadata(row["entity"])) for row in rows) for rows in answers
         ]
         # A short list: there may be no more items, the graph may have found too few under the filter, or k exceeds Milvus's
         # limit. Counting is a separate request that takes as long as the search, so it is sent only now.
@@ -226,14 +228,11 @@ class MilvusStore:
         """Exact search over all items, in bounded memory: with an HNSW index, Milvus itself cannot search exactly."""
         best: list[list[Match]] = [[] for _ in queries]
         items = map(_item, self._pages(self._table(generation), "id", _condition(where), [*_COLUMNS, "vector"]))
-        while some := list(islice(items, 8192)):
-            vectors = np.stack([item.vector for item in some if item.vector is not None])
-            nearest = nearest_unchecked(queries, vectors, min(k, len(some)))
-            for row, numbers in enumerate(nearest.indices.tolist()):
-                scored = zip(numbers, nearest.similarities[row].tolist(), strict=True)
-                best[row] = in_order(best[row] + [Match(some[n].id, value, some[n].metadata) for n, value in scored])[
-                    :k
-                ]
+        while page := list(islice(items, 8192)):
+            vectors = np.stack([item.vector for item in page if item.vector is not None])
+            neighbours = nearest_unchecked(queries, vectors, min(k, len(page)))
+            more = matches_of(neighbours, lambda row, page=page: (page[row].id, page[row].metadata))  # type: ignore[misc]
+            best = [in_order([*old, *new])[:k] for old, new in zip(best, more, strict=True)]
         return best
 
     def build_approximate(self, generation: int) -> None:
@@ -278,8 +277,8 @@ class MilvusStore:
 
     def _rows(self, table: str, by: str, keys: Sequence[str], columns: list[str]) -> Iterator[dict[str, Any]]:
         """The rows with these primary keys ``by``."""
-        for some in _batches(keys):
-            yield from self._query(table, f"{by} in {_quoted(some)}", columns, _PAGE)
+        for batch in _batches(keys):
+            yield from self._query(table, f"{by} in {_quote(batch)}", columns, _PAGE)
 
     def _pages(self, table: str, by: str, condition: str, columns: list[str]) -> Iterator[dict[str, Any]]:
         """All rows that meet a condition, in parts. ``by`` is the primary key.
@@ -291,25 +290,25 @@ class MilvusStore:
         if len(keys) < _LONGEST:
             yield from self._rows(table, by, keys, columns)
             return
-        middle = _quoted(sorted(keys)[len(keys) // 2])
+        middle = _quote(sorted(keys)[len(keys) // 2])
         for half in (f"{by} <= {middle}", f"{by} > {middle}"):
             yield from self._pages(table, by, f"{condition} and {half}", columns)
 
     def _put_texts(self, texts: Mapping[str, str]) -> None:
         rows = [{"key": key, "value": text, "vector": [0.0, 0.0]} for key, text in texts.items()]
-        for some in _batches(rows, 200):
-            self._call(self._client.upsert, self._documents, some)
+        for batch in _batches(rows, 200):
+            self._call(self._client.upsert, self._documents, batch)
 
     def _forget_pictures(self, digests: set[str]) -> None:
         """Remove pictures with these digests that no item has."""
         first = [f"picture:{digest}:0" for digest in digests]
         unused = {row["key"].split(":")[1] for row in self._rows(self._documents, "key", first, ["key"])}
         for generation in self.generations():
-            for some in _batches(sorted(unused)):
-                rows = self._pages(self._table(generation), "id", f"digest in {_quoted(some)}", ["digest"])
+            for batch in _batches(sorted(unused)):
+                rows = self._pages(self._table(generation), "id", f"digest in {_quote(batch)}", ["digest"])
                 unused -= {row["digest"] for row in rows}
         for digest in unused:
-            self._call(self._client.delete, self._documents, filter=f"key like {_quoted(f'picture:{digest}:%')}")
+            self._call(self._client.delete, self._documents, filter=f"key like {_quote(f'picture:{digest}:%')}")
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call a function of the client; its errors become messages."""
@@ -326,10 +325,10 @@ class MilvusStore:
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r"})  # not JSON's: servers differ on \u0007
 
 
-def _quoted(value: str | Sequence[str]) -> str:
+def _quote(value: str | Sequence[str]) -> str:
     """A text or a list of them in an expression."""
     if not isinstance(value, str):
-        return f"[{', '.join(map(_quoted, value))}]"
+        return f"[{', '.join(map(_quote, value))}]"
     return f'"{value.translate(_ESCAPES)}"'
 
 
@@ -347,9 +346,9 @@ def _metadata(row: Mapping[str, Any]) -> dict[str, str]:
 def _condition(where: Where | None) -> str:
     """A filter as an expression."""
     parts = ['id >= ""']
-    for column, wanted in (where or {}).items():
-        field = f"metadata[{_quoted(_column(column))}]"
-        parts.append("(" + " or ".join([f"{field} == {_quoted(value)}" for value in wanted] or ['id == ""']) + ")")
+    for column, values in (where or {}).items():
+        field = f"metadata[{_quote(_column(column))}]"
+        parts.append("(" + " or ".join([f"{field} == {_quote(value)}" for value in values] or ['id == ""']) + ")")
     return " and ".join(parts)
 
 

@@ -23,11 +23,12 @@ from recollect.search.stores.base import (
     Item,
     Match,
     NoIndexError,
+    Store,
     StoreError,
     Vectors,
     Where,
-    checked_queries,
-    checked_vectors,
+    check_queries,
+    check_vectors,
     in_order,
 )
 
@@ -37,19 +38,19 @@ _BUILD_MEMORY = 8192  # MB for building an HNSW index, at most
 
 def parse_address(address: str) -> tuple[str, str, str]:
     """The address for libpq, the index's name, and the address without its password."""
-    shown = re.sub(r"^(\w+://[^:/]*:)[^/]+(?=@)|(password=)[^&]*", r"\1\2...", address)
+    public = re.sub(r"^(\w+://[^:/]*:)[^/]+(?=@)|(password=)[^&]*", r"\1\2...", address)
     place, _, query = address.partition("?")
     options = query.split("&")
     name = next((option[6:] for option in options if option.startswith("index=")), "recollect")
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", name):
         raise ConfigError(f"index={name!r}: the name of an index may have at most 41 lower-case letters, digits and _.")
     if place.count("@") > 1 or re.search("%(?![0-9A-Fa-f]{2})", place):  # libpq would show a part of the password
-        raise ConfigError(f"{shown}: write @ in a name or password as %40, and % as %25.")
-    return f"{place}?{'&'.join(option for option in options if option != f'index={name}')}", name, shown
+        raise ConfigError(f"{public}: write @ in a name or password as %40, and % as %25.")
+    return f"{place}?{'&'.join(option for option in options if option != f'index={name}')}", name, public
 
 
-class PostgresStore:
-    """See ``recollect.search.stores.base.Store`` for what the methods do."""
+class PostgresStore(Store):
+    """See ``Store`` for what the methods do."""
 
     def __init__(self, address: str, create: bool) -> None:
         target, self._name, self.address = parse_address(address)
@@ -151,7 +152,7 @@ class PostgresStore:
     def put(self, generation: int, items: Sequence[Item]) -> None:
         """Add or replace items in one transaction."""
         dim, kind = self._vector_type(generation)
-        vectors = checked_vectors(items, dim)
+        vectors = check_vectors(items, dim)
         table = self._table(generation)
         rows = [
             (item.id, item.digest, item.source, item.stamp, json.dumps(dict(item.metadata)), self._types[kind](vector))
@@ -234,7 +235,7 @@ class PostgresStore:
     ) -> list[list[Match]]:
         """Exact search by a scan, or by pgvector's HNSW."""
         dim, kind = self._vector_type(generation)
-        vectors = [self._types[kind](row) for row in checked_queries(queries, dim, k)]
+        vectors = [self._types[kind](row) for row in check_queries(queries, dim, k)]
         condition, values = _condition(where)
         # Ordering ties by id costs nothing in a scan; HNSW can only order by distance, so its ties are sorted here.
         query = (

@@ -30,18 +30,19 @@ from recollect.search.stores.base import (
     Item,
     Match,
     Settings,
+    Store,
     StoreError,
     Vectors,
     Where,
-    checked_queries,
-    in_order,
+    check_queries,
+    matches_of,
 )
 
 
-class VectorFile:
+class VectorFile(Store):
     """Vectors with names, which are the ids; a name that several vectors have is the id of none.
 
-    See ``recollect.search.stores.base.Store`` for what the methods do: those that write refuse to.
+    See ``Store`` for what the methods do: those that write refuse to.
 
     Attributes:
         address: the file.
@@ -60,8 +61,8 @@ class VectorFile:
         self.address, self.embeddings, self.names, self.labels, self.source = address, embeddings, names, labels, source
         classes = labels or [""] * len(names)
         self._metadata = [{"name": n} | ({"label": c} if c else {}) for n, c in zip(names, classes, strict=True)]
-        times = Counter(names)
-        self._rows = {name: row for row, name in enumerate(names) if times[name] == 1}
+        counts = Counter(names)
+        self._rows = {name: row for row, name in enumerate(names) if counts[name] == 1}
         self._model_dim = None if "dim" in source else embeddings.shape[1]  # shortened: the model's are longer
 
     @classmethod
@@ -98,13 +99,13 @@ class VectorFile:
             raise DataError(f"{address}: a value is not finite (NaN or infinity); embed the images again.")
         note = f"{address}: its note about the model"
         source = parse_json(str(arrays["source"]), note, dict) if "source" in arrays else {}
-        vectors = cls(address, embeddings, names, labels, source if root is None else {**source, "root": str(root)})
+        store = cls(address, embeddings, names, labels, source if root is None else {**source, "root": str(root)})
         if dim is not None:
             width = embeddings.shape[1]
             if dim > width:
                 raise InputError(f"dim {dim}: the vectors have {width} numbers; choose from 1 to {width}.")
-            vectors.embeddings = shorten(embeddings, dim)
-        return vectors
+            store.embeddings = shorten(embeddings, dim)
+        return store
 
     def write(self) -> None:
         """Write the file."""
@@ -155,7 +156,7 @@ class VectorFile:
     def _allowed(self, where: Where | None) -> NDArray[np.bool_] | None:
         if not where:
             return None
-        passes = (all(about.get(name) in values for name, values in where.items()) for about in self._metadata)
+        passes = (all(row.get(name) in values for name, values in where.items()) for row in self._metadata)
         return np.fromiter(passes, bool, len(self.names))
 
     def count(self, generation: int, where: Where | None = None) -> int:
@@ -165,7 +166,7 @@ class VectorFile:
 
     def values(self, generation: int, column: str, limit: int = 1000) -> dict[str, int]:
         """Most frequent values of a column."""
-        return dict(Counter(about[column] for about in self._metadata if column in about).most_common(limit))
+        return dict(Counter(row[column] for row in self._metadata if column in row).most_common(limit))
 
     def search(
         self,
@@ -177,15 +178,12 @@ class VectorFile:
         candidates: int = 100,
     ) -> list[list[Match]]:
         """Compare with all vectors."""
-        rows, allowed = checked_queries(queries, self.embeddings.shape[1], k), self._allowed(where)
+        rows, allowed = check_queries(queries, self.embeddings.shape[1], k), self._allowed(where)
         count = min(k, len(self.names) if allowed is None else int(allowed.sum()))
         if not count:
             return [[] for _ in rows]
-        near = nearest_unchecked(rows, self.embeddings, count, allowed=allowed)
-        return [
-            in_order([Match(self.names[n], value, self._metadata[n]) for n, value in zip(places, values, strict=True)])
-            for places, values in zip(near.indices.tolist(), near.similarities.tolist(), strict=True)
-        ]
+        neighbours = nearest_unchecked(rows, self.embeddings, count, allowed=allowed)
+        return matches_of(neighbours, lambda row: (self.names[row], self._metadata[row]))
 
 
 def embed_catalogue(
@@ -217,8 +215,8 @@ def embed_catalogue(
         InputError: ``out`` exists or is not an ``.npz``. DataError, ImageError, WeightsError: something cannot be read.
 
     Example:
-        >>> made = embed_catalogue("run", ["photos"], "photos.npz")
-        >>> made.embeddings.shape, len(set(made.labels))
+        >>> file = embed_catalogue("run", ["photos"], "photos.npz")
+        >>> file.embeddings.shape, len(set(file.labels))
         ((40, 128), 8)
     """
     out = Path(out)
@@ -227,32 +225,31 @@ def embed_catalogue(
     if out.exists() and not overwrite:
         raise InputError(f"{out} already exists: choose another --out, or allow overwriting (--overwrite).")
     make_folder_for(out)
-    listed = list_images(inputs, on_bad_image=on_bad_image)
+    listing = list_images(inputs, on_bad_image=on_bad_image)
     encoder = open_encoder(model, weights, device=device, batch_size=batch_size, download=download, keep=True)
     length = vector_length(encoder, dim)
-    skipped: dict[int, ImageError] = {}
-    rows = encoder.embed(listed.paths, skipped.__setitem__ if on_bad_image == "skip" else None)
-    read = [row for row in range(len(rows)) if row not in skipped]
-    if not read:
+    errors: dict[int, ImageError] = {}
+    vectors = encoder.embed(listing.paths, errors.__setitem__ if on_bad_image == "skip" else None)
+    rows = [row for row in range(len(vectors)) if row not in errors]
+    if not rows:
         raise DataError("none of the images could be read.")
     source = {**encoder.provenance, "fingerprint": encoder.fingerprint, **({} if dim is None else {"dim": dim})}
-    if left_out := dict(Counter(listed.skipped) + Counter(error.kind for error in skipped.values())):
+    if left_out := dict(Counter(listing.skipped) + Counter(error.kind for error in errors.values())):
         source["left_out"] = left_out
-    if "HEIC" in listed.skipped:
+    if "HEIC" in listing.skipped:
         warnings.warn(f"{TO_READ_HEIC}.", DataWarning, stacklevel=2)
-    if skipped:
+    if errors:
         source["skipped"] = [
-            {"name": str(listed.paths[row].absolute()), "reason": str(error)} for row, error in skipped.items()
+            {"name": str(listing.paths[row].absolute()), "reason": str(error)} for row, error in errors.items()
         ]
-        reasons = "; ".join(str(error).rstrip(".") for error in list(skipped.values())[:5])
-        more = "; …" if len(skipped) > 5 else ""
-        count = number_of(len(skipped), "image")
+        reasons = "; ".join(str(error).rstrip(".") for error in list(errors.values())[:5])
+        more = "; …" if len(errors) > 5 else ""
+        count = number_of(len(errors), "image")
         warnings.warn(f"{count} could not be read, and left out: {reasons}{more}", DataWarning, stacklevel=2)
     # An image next to the class folders has the label "", which is not a class.
-    labels = None if listed.labels is None else [listed.labels[row] for row in read]
-    if listed.root is not None:
-        source["root"] = str(listed.root)
-    names = [listed.names[row] for row in read]
-    made = VectorFile(str(out), shorten(rows[read], length), names, labels, source)
-    made.write()
-    return made
+    labels = None if listing.labels is None else [listing.labels[row] for row in rows]
+    if listing.root is not None:
+        source["root"] = str(listing.root)
+    file = VectorFile(str(out), shorten(vectors[rows], length), [listing.names[row] for row in rows], labels, source)
+    file.write()
+    return file
