@@ -64,7 +64,7 @@ class InProcess:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def submit(self, work, *arguments):  # type: ignore[no-untyped-def]
+    def submit(self, work, *arguments):
         from concurrent.futures import Future
 
         future: Future[object] = Future()

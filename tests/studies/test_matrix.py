@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,9 @@ from recollect.common.errors import ConfigError
 from recollect.studies.protocol import (
     LADDER,
     MOST_RATES,
-    Bench,
     EqualImages,
     Matrix,
     UntilValidation,
-    best_of,
 )
 
 
@@ -38,7 +35,6 @@ def test_the_search_walks_until_the_best_rate_is_between_two_others(tmp_path: Pa
     searched(study, cell, {1e-4: 0.55})
     assert rates() == [1e-4, 3e-4, 1e-3, 3e-3]
     choice = study.choice(cell)
-    assert choice is not None
     assert choice.rate == 3e-4
     searched(study, cell, {rate: rate for rate in LADDER})
     assert len(rates()) == MOST_RATES  # a search that never turns back ends all the same
@@ -48,7 +44,6 @@ def test_validation_at_its_ceiling_does_not_send_the_search_away(tmp_path: Path)
     study, cell = Matrix(tmp_path / "study"), two_cells(BENCH)[0]
     searched(study, cell, dict.fromkeys((1e-05, 3e-05, 0.0001, 0.0003, 0.001, 0.003, 0.01), 1.0))
     choice = study.choice(cell)
-    assert choice is not None
     assert choice.rate in BENCH.rates
     assert len(study.searches(cell)) == 3
     assert not choice.at_the_end
@@ -62,21 +57,6 @@ def test_another_choice_is_another_run(tmp_path: Path) -> None:
     searched(study, cells[0], {3e-4: 0.1, 1e-3: 0.5, 3e-3: 0.6, 1e-2: 0.1})
     after = {run.folder for run in study.runs(cells) if run.ready and not run.done}
     assert (after - before) == {run.folder for run in study.reported(cells[0])}
-
-
-def test_a_result_outweighs_an_earlier_failure(tmp_path: Path) -> None:
-    study, cell = Matrix(tmp_path / "study"), two_cells(BENCH)[0]
-    searched(study, cell, {1e-3: 0.5})
-    run = study.searches(cell)[1e-3]
-    (run / "failed.json").write_text(json.dumps({"why": "x"}))
-    found = best_of(run, 1e-3)
-    assert found is not None
-    assert found.value == 0.5
-
-
-def test_a_batch_that_half_the_classes_cannot_fill(bench: Bench, tmp_path: Path) -> None:
-    runs = Matrix(tmp_path / "study").runs(two_cells(bench, batch=40))
-    assert {run.settings()["batch.size"] for run in runs if run.searches} == {24}  # six classes of four
 
 
 def test_equal_images_means_equal_images() -> None:

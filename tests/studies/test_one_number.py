@@ -42,7 +42,6 @@ def _headline(run: Path, *options: object) -> tuple[float, float]:
     assert "12 of the 48 images" in page
     r1, map_at_r = re.findall(r'class="big">([\d.]+).*?mAP@R ([\d.]+)', page)[-1]
     table = re.search(r"<bdi>after training</bdi></th>(.*?)</tr>", page)
-    assert table is not None
     assert f">{r1}<" in table[1], "the table has the number of the headline"
     return float(r1), float(map_at_r)
 
@@ -56,7 +55,6 @@ def test_a_training_has_one_result_in_terminal_manifest_evaluation_and_report(ph
     assert tuple(round(100 * change["after"], 1) for change in changes) == expected
     assert _headline(run) == expected
     judged = re.search(r'class="verdict".*?</li>', (run / "report.html").read_text())
-    assert judged is not None
     for change in changes:
         words = f"{100 * change['before']:.1f} → {100 * change['after']:.1f}"
         assert words in printed

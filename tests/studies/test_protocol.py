@@ -11,8 +11,8 @@ from tuning_runs import config_of, make_data
 
 from recipes import landmarks
 from recollect.common.errors import ConfigError, DataWarning, InputError, WeightsError
-from recollect.config.resolve import resolve, with_settings
-from recollect.studies.protocol import LOCAL, final_run_config, read_protocol, trial_config
+from recollect.config.resolve import resolve
+from recollect.studies.protocol import final_run_config, read_protocol, trial_config
 from recollect.studies.space import as_settings
 from recollect.training.build import load_sets
 from training.small_runs import make_images
@@ -25,7 +25,6 @@ def test_the_first_half_of_the_training_classes_trains_and_the_second_validates(
     config = trial_config(protocol, as_settings(DRAWN))
     sets = load_sets(config)
     assert list(sets.train.class_names) == [f"train-{n:02d}" for n in range(4)]
-    assert sets.validation is not None
     assert list(sets.validation.class_names) == [f"train-{n:02d}" for n in range(4, 8)]
     assert sets.test is None
     assert protocol.train == {"classes": 4, "images": 24}
@@ -62,20 +61,17 @@ def test_a_length_in_steps_becomes_epochs_of_all_classes(tmp_path: Path) -> None
 
 
 def test_evaluations_lie_at_the_same_epochs_in_every_trial(tmp_path: Path) -> None:
-    protocol = read_protocol(config_of(make_data(tmp_path)), ["epochs=20:80"])
+    root = make_data(tmp_path)
+    assert read_protocol(config_of(root), ["epochs=20,80,40"]).base.run.evaluate_every == 4
+    protocol = read_protocol(config_of(root), ["epochs=20:80"])
     assert protocol.base.run.evaluate_every == 4
     assert trial_config(protocol, as_settings({**DRAWN, "epochs": 20})).run.evaluate_every == 4
 
 
-def test_the_longest_training_may_stand_anywhere_among_choices(tmp_path: Path) -> None:
-    protocol = read_protocol(config_of(make_data(tmp_path)), ["epochs=20,80,40"])
-    assert protocol.base.run.evaluate_every == 4
-
-
-@pytest.mark.parametrize("said", ["abc", "1,abc,2", "0:3", "1.5:3", "true", "null,2", "-1,3"])
-def test_epochs_are_whole_numbers(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("values", ["abc", "0:3", "1.5:3", "null,2"])
+def test_epochs_are_whole_numbers(tmp_path: Path, values: str) -> None:
     with pytest.raises(ConfigError, match=r"--space epochs=.*whole numbers"):
-        read_protocol(config_of(make_data(tmp_path)), [f"epochs={said}"])
+        read_protocol(config_of(make_data(tmp_path)), [f"epochs={values}"])
 
 
 @pytest.mark.parametrize(
@@ -109,9 +105,9 @@ def test_instance_search_validates_on_classes_too(tmp_path: Path, root: str | No
     final = final_run_config(protocol, as_settings(DRAWN), 3)
     assert (final.data.validation, final.data.validation_root, final.run.select) == ("none", None, "r@1")
     assert protocol.train == protocol.validation == {"classes": 4, "images": 24}
-    said = " ".join(protocol.remarks)
-    assert "second half of the training classes instead of the queries of sfm120k" in said
-    assert "The recipe's map needs queries with ground truth: the search selects by r@1" in said
+    remarks = " ".join(protocol.remarks)
+    assert "second half of the training classes instead of the queries of sfm120k" in remarks
+    assert "The recipe's map needs queries with ground truth: the search selects by r@1" in remarks
 
 
 def test_too_few_classes(tmp_path: Path) -> None:
@@ -124,19 +120,15 @@ def test_too_few_classes(tmp_path: Path) -> None:
 
 def test_ends_of_the_space_are_tried_before_the_search(tmp_path: Path) -> None:
     root = make_data(tmp_path)
-    with pytest.raises(ConfigError, match=r"'optimizer\.lrr'.*mean lr"):
-        read_protocol(config_of(root), ["optimizer.lrr=1:2"])
-    with pytest.raises(ConfigError, match=r"batch\.size 6 .*multiple"):
-        read_protocol(config_of(root), ["batch.size=8,6"])
-    for choices in ("0.5,-1,1", "-1,0.5,1", "0.5,1,-1"):
-        with pytest.raises(ConfigError, match=r"tau1 .*-1"):
-            read_protocol(config_of(root), [f"loss.options.tau1={choices}"])
-    with pytest.raises(ConfigError, match="is unknown"):
-        read_protocol(config_of(root), ["loss.name=recall_at_k,nonsense,contrastive"])
-    with pytest.raises(ConfigError, match="nonsense"):
-        read_protocol(config_of(root), ["model.init=tiny,nonsense,tiny-grey"])
-    with pytest.raises(ConfigError, match=r"size 8 .*multiple .*samples_per_class 3"):
-        read_protocol(config_of(root, **{"batch.size": 8}), ["batch.samples_per_class=4,3,2"])
+    for space, words in (
+        ("optimizer.lrr=1:2", r"'optimizer\.lrr'.*mean lr"),
+        ("batch.size=8,6", r"batch\.size 6 .*multiple"),
+        ("loss.options.tau1=0.5,-1,1", r"tau1 .*-1"),
+        ("loss.name=recall_at_k,nonsense,contrastive", "is unknown"),
+        ("model.init=tiny,nonsense,tiny-grey", "nonsense"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read_protocol(config_of(root), [space])
 
 
 def test_a_study_is_the_same_on_another_machine_and_with_another_test_set(tmp_path: Path) -> None:
@@ -164,10 +156,3 @@ def test_a_study_is_of_the_weights_its_trials_start_from_wherever_they_lie(tmp_p
     assert (one["weights"], none["weights"]) == (hashlib.sha256(b"a").hexdigest(), "none")
     with pytest.raises(WeightsError, match="no such weights file"):
         identity(str(tmp_path / "absent.safetensors"))
-
-
-def test_local_settings_exist() -> None:
-    config = resolve("glyphs")
-    for key in LOCAL:
-        part, name = key.split(".")
-        with_settings(config, {key: getattr(getattr(config, part), name)})

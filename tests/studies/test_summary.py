@@ -13,7 +13,7 @@ from tuning_runs import config_of, make_data
 
 from recollect.studies.protocol import Protocol, read_protocol
 from recollect.studies.runner import TrialQueue
-from recollect.studies.summary import MIN_FOR_IMPORTANCE, TrialRecord, best_trial, importance, read_results
+from recollect.studies.summary import TrialRecord, best_trial, read_results
 
 
 @pytest.fixture(scope="module")
@@ -52,39 +52,21 @@ def test_importance_finds_what_matters_and_needs_no_other_package(
     assert sum(results.importance.values()) == pytest.approx(1, abs=1e-3)
     assert (results.seconds, results.images) == (80.0, 280)
     best = results.best
-    assert best is not None
     assert best.value == max(t.value or 0 for t in results.trials)
 
 
-def test_at_the_fewest_trials_importance_is_no_noise() -> None:
-    """Twelve studies of as few trials as importances are shown for: what matters is first in nearly all of them."""
-    first = 0
-    for seed in range(12):
-        study = optuna.create_study(direction="maximize")
-        fill(study, MIN_FOR_IMPORTANCE, seed, noise=0.005)
-        shares = importance(study, ["lr", "gamma"])
-        first += shares["lr"] > shares["gamma"]
-    assert first >= 11  # 7 with ten trials and their best tenth, 10 with twenty
-
-
-def test_of_equals_the_higher_map_at_r_is_chosen() -> None:
-    trials = [TrialRecord(n, "done", {}, {}, 0.5, map_at_r=value) for n, value in enumerate((0.2, 0.4, 0.3, 0.4))]
-    assert best_trial(trials) == trials[1]
-    assert best_trial([*trials, TrialRecord(9, "done", {}, {}, 0.6, map_at_r=0.1)]) != trials[1]
-
-
-def test_of_equals_the_first_is_chosen_and_only_what_ran_to_its_end() -> None:
+def test_the_best_is_a_finished_trial_then_by_map_at_r_then_the_first() -> None:
     trials = [
         TrialRecord(0, "pruned", {}, {}, 0.9),
-        TrialRecord(1, "done", {}, {}, 0.5),
-        TrialRecord(2, "done", {}, {}, 0.5),
+        TrialRecord(5, "done", {}, {}, 0.5, map_at_r=0.2),
+        TrialRecord(1, "done", {}, {}, 0.5, map_at_r=0.4),
+        TrialRecord(2, "done", {}, {}, 0.5, map_at_r=0.4),
         TrialRecord(3, "failed", {}, {}),
         TrialRecord(4, "running", {}, {}),
     ]
     best = best_trial(trials)
-    assert best is not None
     assert best.number == 1
-    assert best_trial(trials[3:]) is None
+    assert best_trial(trials[4:]) is None
 
 
 def test_running_and_queued_trials_are_shown_as_such(protocol: Protocol, tmp_path: Path) -> None:

@@ -50,6 +50,6 @@ def as_recipe(config: Config, path: Path) -> Path:
     return path
 
 
-def told(results: StudyResults) -> list[Any]:
-    """What a study found, without how long it took."""
+def outcomes(results: StudyResults) -> list[Any]:
+    """The results of a study, without how long it took."""
     return [(t.number, t.state, t.settings, t.value, t.best_epoch, t.steps, t.curve) for t in results.trials]

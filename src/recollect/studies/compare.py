@@ -82,8 +82,8 @@ def compare_losses(
         With ``minutes=0`` nothing is trained yet; without it, this takes a few minutes.
 
         >>> settings = {"data.root": "photos", "model.init": "tiny", "run.epochs": 2}
-        >>> found = compare_losses("recall_at_k,smooth_ap", settings=settings, minutes=0)
-        >>> found.pairs[0].sentence
+        >>> comparison = compare_losses("recall_at_k,smooth_ap", settings=settings, minutes=0)
+        >>> comparison.pairs[0].sentence
         'recall_at_k and smooth_ap have no finished seeds in common yet.'
     """
     planned = plan_comparison(
@@ -98,9 +98,9 @@ def compare_losses(
     complete = run_matrix(planned.matrix, planned.cells, jobs=jobs, minutes=minutes)
     if not complete:
         logger.info("left       some runs are not done: the same command resumes them")
-    found = LossComparison.of(planned, complete)
-    write_comparison(found)
-    return found
+    comparison = LossComparison.of(planned, complete)
+    write_comparison(comparison)
+    return comparison
 
 
 def plan_comparison(
@@ -128,61 +128,60 @@ def plan_comparison(
         >>> [line for line in planned.lines() if line.startswith("losses")]
         ['losses     recall_at_k, smooth_ap']
     """
-    recipe, chosen_settings = with_data(recipe, settings, data, root)
-    recipe = recipe or "folder"
-    if own := [key for key in chosen_settings if key.startswith(_FIXED)]:
+    recipe, settings = with_data(recipe, settings, data, root)
+    recipe, shared = recipe or "folder", dict(settings)
+    if own := [key for key in shared if key.startswith(_FIXED)]:
         raise ConfigError(
             f"{own[0]} would have no effect: a comparison takes losses and seeds from --losses and --seeds, and sets the "
             "schedule by its budget. Remove it."
         )
-    given = dict(chosen_settings)
-    config = resolve(recipe, given)
-    chosen = parse_losses(losses)
+    config = resolve(recipe, shared)
+    named_losses = parse_losses(losses)
     train = load_sets(replace(config, run=replace(config.run, watch_test=False, verdict=False))).train
     device = choose_device(config.run.device)
-    settled, _ = resolve_auto(config, train, device, is_pretrained(config.model))
-    batch, each = settled.batch.size, settled.batch.samples_per_class
+    resolved, _ = resolve_auto(config, train, device, is_pretrained(config.model))
+    batch, each = resolved.batch.size, resolved.batch.samples_per_class
     if not isinstance(batch, int):
-        batch = each * max(2, min(usable_classes(settled.batch, train.class_sizes), PAPER_BATCH // each))
-    frozen = settled.model.freeze != "none"
-    given |= {"model.freeze": settled.model.freeze, "loss.options": {}}
+        batch = each * max(2, min(usable_classes(resolved.batch, train.class_sizes), PAPER_BATCH // each))
+    frozen = resolved.model.freeze != "none"
+    shared |= {"model.freeze": resolved.model.freeze, "loss.options": {}}
     if frozen:
         # Counted in batches of the runs that are reported; those of the search may be smaller.
         most = min(steps or HEAD_STEPS, max(HEAD_IMAGES // batch, 10))
         budget: EqualImages | UntilValidation = UntilValidation(most, most * batch)
     else:
-        epochs = settled.run.epochs if isinstance(settled.run.epochs, int) else 0
-        batches = settled.batch.batches_per_epoch or max(1, len(train) // batch)
-        budget = EqualImages((steps or settled.run.steps or epochs * batches) * batch)
-        given.setdefault("optimizer.warm_up", 0.1)
-        given |= {"optimizer.milestones": []}
-    rate = settled.optimizer.lr if isinstance(settled.optimizer.lr, float) else 1e-4
+        epochs = resolved.run.epochs if isinstance(resolved.run.epochs, int) else 0
+        batches = resolved.batch.batches_per_epoch or max(1, len(train) // batch)
+        budget = EqualImages((steps or resolved.run.steps or epochs * batches) * batch)
+        shared.setdefault("optimizer.warm_up", 0.1)
+        shared |= {"optimizer.milestones": []}
+    rate = resolved.optimizer.lr if isinstance(resolved.optimizer.lr, float) else 1e-4
     nearest = min(range(len(LADDER)), key=lambda number: abs(math.log(LADDER[number] / rate)))
     first = max(0, nearest - 1)
     bench = Bench(
-        name=_slug(f"{settled.data.name}-{settled.model.init}"),
+        name=_slug(f"{resolved.data.name}-{resolved.model.init}"),
         recipe=str(recipe),
         budget=budget,
         rates=LADDER[first : first + 2],  # the usual one and the next lower
-        settings=given,
+        settings=shared,
     )
-    cells = [_cell(bench, name, options, batch) for name, options in chosen]
+    cells = [_cell(bench, name, options, batch) for name, options in named_losses]
     if len({cell.name for cell in cells}) < len(cells):
         raise ConfigError("a loss is given twice: give each once, or with different options.")
     for cell in cells:
         # Report misspelt options now, not in the first run.
-        make_loss(resolve(recipe, {**given, **cell.settings}), len(train.class_names), max((64, *config.loss.dims)))
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+        make_loss(resolve(recipe, {**shared, **cell.settings}), len(train.class_names), max((64, *config.loss.dims)))
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in shared.items()}
     provenance = {"recipe": str(recipe), "settings": plain, "steps": steps, "images": train.fingerprint}
     matrix = Matrix(Path(out), tuple(range(1, seeds + 1)), provenance)
     starts = []  # each compared with the next, the losses with the first
-    if settled.model.whitening:
+    if resolved.model.whitening:
         starts.append(Cell(bench, "start", "the closed form", batch, trains=False))
-    if is_pretrained(settled.model):
+    if is_pretrained(resolved.model):
         features = {"model.dim": None, "model.freeze": "none"}
         starts.append(Cell(bench, "init", "no training", batch, features, trains=False))
     pairs = [*itertools.combinations(cells, 2), *itertools.product(cells, starts[:1]), *itertools.pairwise(starts)]
-    planned = PlannedComparison(matrix, [*cells, *starts], pairs, settled, len(train), len(train.class_names))
+    planned = PlannedComparison(matrix, [*cells, *starts], pairs, resolved, len(train), len(train.class_names))
     return _timed(planned) if timed and not all(run.done for run in matrix.runs(planned.cells)) else planned
 
 
@@ -214,7 +213,7 @@ def parse_losses(losses: str | Sequence[str]) -> list[tuple[str, dict[str, Any]]
     listed = _split(losses) if isinstance(losses, str) else [part for text in losses for part in _split(text)]
     if not listed:
         raise ConfigError("give at least one loss, e.g. --losses recall_at_k,smooth_ap; recollect losses lists them.")
-    found = []
+    parsed = []
     for text in listed:
         name, opened, rest = text.partition("(")
         if opened and not rest.endswith(")"):
@@ -225,8 +224,8 @@ def parse_losses(losses: str | Sequence[str]) -> list[tuple[str, dict[str, Any]]
             if not equals:
                 raise ConfigError(f"{text!r}: {option!r} is not an option: write name=value.")
             options[key.strip()] = parse_yaml(value, f"the option {option!r}")
-        found.append((name.strip(), options))
-    return found
+        parsed.append((name.strip(), options))
+    return parsed
 
 
 def _split(text: str) -> list[str]:

@@ -51,46 +51,36 @@ def run_demo(out: Path | str | None = None, *, steps: int = STEPS, seed: int = 0
             report = recollect.run_demo("demo")
     """
     folder = Path(out) if out is not None else Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    if not _is_begun(folder):
+    files = (*LOSSES.values(), REPORT)
+    if not folder.is_dir() or any(
+        entry.name not in files and not fnmatch(entry.name, f".{REPORT}.*.part") for entry in folder.iterdir()
+    ):
         refuse_used(folder)
     make_folder_for(folder / REPORT)
+    logger.info(f"demo       characters in many typefaces; {steps} steps with each of {len(LOSSES)} losses")
     with lines_every(SECONDS_BETWEEN_LINES):
+        runs = []
         try:
-            return _demo(folder, steps, seed)
+            for name, loss in LOSSES.items():
+                logger.info(f"\n{name}")
+                outcome = begin_or_resume(folder / loss, resolve("glyphs", demo_settings(loss, steps, seed)))
+                logger.info(f"{name:<10} r@1 {100 * outcome.metrics['test']['r@1']:.1f} % on unseen characters")
+                runs.append(outcome.folder)
         except TrainingStoppedError as error:
             if has_diverged(error):
                 raise
             command = f"recollect demo --out {shlex.quote(str(folder))} --steps {steps} --seed {seed}"
             raise TrainingStoppedError(f"stopped on request: saved. Resume with: {command}", error.exit_code) from error
-
-
-def _is_begun(folder: Path) -> bool:
-    """Whether ``folder`` has nothing but what a demonstration writes, finished or not."""
-    ours = (*LOSSES.values(), REPORT)
-    return folder.is_dir() and all(
-        entry.name in ours or fnmatch(entry.name, f".{REPORT}.*.part") for entry in folder.iterdir()
-    )
-
-
-def _demo(folder: Path, steps: int, seed: int) -> Path:
-    logger.info(f"demo       characters in many typefaces; {steps} steps with each of {len(LOSSES)} losses")
-    runs = []
-    for name, loss in LOSSES.items():
-        logger.info(f"\n{name}")
-        config = resolve("glyphs", demo_settings(loss, steps, seed))
-        outcome = begin_or_resume(folder / loss, config)
-        logger.info(f"{name:<10} r@1 {100 * outcome.metrics['test']['r@1']:.1f} % on unseen characters")
-        runs.append(outcome.folder)
-    logger.info("\nreport     embeds test characters with the networks before and after training")
-    return write_report(
-        runs,
-        folder / REPORT,
-        names=list(LOSSES),
-        title="Characters never seen before",
-        introduction="A network of four layers learned to recognise characters across typefaces, once with RS@k and "
-        "once with the contrastive loss: the same random start, the same batches, as many steps. It is tested on "
-        "characters that were not among those it learned from.",
-    )
+        logger.info("\nreport     embeds test characters with the networks before and after training")
+        return write_report(
+            runs,
+            folder / REPORT,
+            names=list(LOSSES),
+            title="Characters never seen before",
+            introduction="A network of four layers learned to recognise characters across typefaces, once with RS@k and "
+            "once with the contrastive loss: the same random start, the same batches, as many steps. It is tested on "
+            "characters that were not among those it learned from.",
+        )
 
 
 def demo_settings(loss: str, steps: int, seed: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -31,7 +30,6 @@ from recollect.studies.summary import (
     MIN_FOR_IMPORTANCE,
     LossComparison,
     StudyResults,
-    TrialRecord,
     in_points,
 )
 
@@ -52,7 +50,8 @@ def write_study(path: Path, results: StudyResults) -> Path:
     """Write the page of a search; an earlier page of a study is overwritten, any other file is not."""
     check_target(path, False, "recollect tune")
     heading = f"Settings for {results.data if results.recipe == 'folder' else results.recipe}"
-    measured = sorted((t for t in results.trials if t.value is not None), key=lambda t: t.merit, reverse=True)
+    ranked = sorted((t for t in results.trials if t.value is not None), key=lambda t: t.merit, reverse=True)
+    best = [trial for trial in ranked if trial.curve][:_CURVES]
     tests = (results.final or {}).get("metrics", {})
     published = published_tests(results.protocol["published"])
     body = _render(
@@ -66,11 +65,29 @@ def write_study(path: Path, results: StudyResults) -> Path:
         # folder/test is shown with the name of the folder.
         tests={re.sub("^folder/", lambda _: f"{results.data}/", name): metrics for name, metrics in tests.items()},
         published=[published.get(name) or published.get("") or {} for name in tests],
-        trials=[*measured, *(trial for trial in results.trials if trial.value is None)],
+        trials=[*ranked, *(trial for trial in results.trials if trial.value is None)],
         titles={name: TITLES.get(name, name) for name in results.space},
         failures=[f"Trial {t.number:04d} failed: {t.failure}" for t in results.trials if t.failure],
-        course=_course(results),
-        curves=_curves([trial for trial in measured if trial.curve][:_CURVES]),
+        course=scatter_chart(
+            [
+                Point(f"trial {t.number:04d}", float(t.number), t.value, t.number == results.chosen)
+                for t in results.trials
+                if t.value is not None
+            ],
+            title="The search",
+            x_label="trial",
+            y_label=f"validation {results.select}",
+            percent=True,
+            caption="Each trial's best validation, in the order of trials.",
+        ),
+        curves=line_chart(
+            [Line(f"trial {t.number:04d}", [epoch for epoch, _ in t.curve], [v for _, v in t.curve]) for t in best],
+            title=f"Validation of the best {len(best)} trials",
+            x_label="epoch",
+            y_label="validation",
+            percent=True,
+            caption="Where a curve falls again, longer training did not help.",
+        ),
         parameter_charts=markup.join(*(_parameter_chart(results, name) for name in results.space)),
         best_share=BEST_SHARE,
         min_for_importance=MIN_FOR_IMPORTANCE,
@@ -80,30 +97,6 @@ def write_study(path: Path, results: StudyResults) -> Path:
     sections = [(name.lower(), name) for name in ("Result", "Trials", "Parameters", "Cost", "Protocol")]
     write_text(path, document(heading, body, sections, "recollect tune"))
     return path
-
-
-def _course(results: StudyResults) -> markup.Markup | None:
-    """Each trial's value, in the order of trials."""
-    known = [(trial, trial.value) for trial in results.trials if trial.value is not None]
-    return scatter_chart(
-        [Point(f"trial {t.number:04d}", float(t.number), value, t.number == results.chosen) for t, value in known],
-        title="The search",
-        x_label="trial",
-        y_label=f"validation {results.select}",
-        percent=True,
-        caption="Each trial's best validation, in the order of trials.",
-    )
-
-
-def _curves(trials: Sequence[TrialRecord]) -> markup.Markup | None:
-    return line_chart(
-        [Line(f"trial {t.number:04d}", [epoch for epoch, _ in t.curve], [v for _, v in t.curve]) for t in trials],
-        title=f"Validation of the best {len(trials)} trials",
-        x_label="epoch",
-        y_label="validation",
-        percent=True,
-        caption="Where a curve falls again, longer training did not help.",
-    )
 
 
 def _parameter_chart(results: StudyResults, name: str) -> markup.Markup | None:
@@ -130,9 +123,9 @@ def _parameter_chart(results: StudyResults, name: str) -> markup.Markup | None:
 # A comparison -----------------------------------------------------------------------------------------------------------
 
 
-def write_comparison(found: LossComparison) -> None:
+def write_comparison(comparison: LossComparison) -> None:
     """Write ``comparison.html`` and ``comparison.json`` into the study's folder."""
-    ordered = sorted(found.results, key=lambda result: -(result.mean or -1))
+    ordered = sorted(comparison.results, key=lambda result: -(result.mean or -1))
     bars = [
         Bar(result.cell.label, result.mean, 0 if result.cell.trains else 1, result.half_width)
         for result in ordered
@@ -148,27 +141,27 @@ def write_comparison(found: LossComparison) -> None:
         low=low,
         caption="Mean over seeds; the line is its 90 % interval." + (f" The axis begins at {low:g}." if low else ""),
     )
-    known = ordered[0].metrics if ordered else {}
-    others = [name for name in known if name.startswith("r@") and name != "r@1"][:3]
+    names = list(ordered[0].metrics) if ordered else []
+    others = [name for name in names if name.startswith("r@") and name != "r@1"][:3]
     batches = {(r.choice.batch, r.cell.batch) for r in ordered if r.choice and r.choice.batch not in (0, r.cell.batch)}
     body = _render(
         "comparison.html",
-        found=found,
-        planned=found.planned,
-        config=found.planned.config,
+        comparison=comparison,
+        planned=comparison.planned,
+        config=comparison.planned.config,
         ordered=ordered,
         chart=chart,
-        metrics={**{name: name for name in others}, **({"map@r": "mAP@R"} if "map@r" in known else {})},
+        metrics={**{name: name for name in others}, **({"map@r": "mAP@R"} if "map@r" in names else {})},
         trained=[result for result in ordered if result.cell.trains],
         smaller_batches="".join(
             f" Rate and steps were found at batch {a:,} and used at {b:,}." for a, b in sorted(batches)
         ),
-        failures=[f"{result.cell.label}, {why}" for result in found.results for why in result.failures],
-        spent=sum((r.processor_seconds or 0) * len(r.by_seed) + (r.searched_seconds or 0) for r in found.results),
+        failures=[f"{result.cell.label}, {why}" for result in comparison.results for why in result.failures],
+        spent=sum((r.processor_seconds or 0) * len(r.by_seed) + (r.searched_seconds or 0) for r in comparison.results),
     )
     sections = [("results", "Results"), ("pairs", "Each pair"), ("how", "How it was measured")]
-    write_text(found.page, document("Losses compared", body, sections, "recollect compare"))
-    write_json(found.page.with_suffix(".json"), found.as_dict())
+    write_text(comparison.page, document("Losses compared", body, sections, "recollect compare"))
+    write_json(comparison.page.with_suffix(".json"), comparison.as_dict())
 
 
 # Templates --------------------------------------------------------------------------------------------------------------

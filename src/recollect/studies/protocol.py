@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,11 @@ _NO_STEP = {
 """Settings of a run that measures the model as it starts."""
 
 
-def check_settings(folder: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` if the study in a folder has other settings."""
-    if found := differences(known, wanted):
-        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+def check_settings(folder: Path, study: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` if the ``study`` in a folder has other settings."""
+    if mismatches := differences(study, settings):
         raise ConfigError(
-            f"{folder} is a study with other settings: {'; '.join(found[:3])}{more}. Choose another --out, or use the same "
+            f"{folder} is a study with other settings: {'; '.join(mismatches[:3])}. Choose another --out, or use the same "
             "settings."
         )
 
@@ -145,9 +144,9 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
             "for training and two for validation."
         )
     train, validation = class_disjoint_split(images, "paper")
-    base = _settled(config, images, remarks)
-    chosen = read_space(space or (), default_space(base, _epochs(base, images)))
-    longest = _longest(chosen["epochs"])
+    base = _without_auto(config, images, remarks)
+    parameters = read_space(space or (), default_space(base, _epochs(base, images)))
+    longest = _longest(parameters["epochs"])
     every = config.run.evaluate_every if isinstance(config.run.evaluate_every, int) else max(1, longest // 20)
     base = replace(base, run=replace(base.run, evaluate_every=every))
     batch = _search_batch(base, train, remarks)
@@ -157,7 +156,7 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
         )
     protocol = Protocol(
         base,
-        chosen,
+        parameters,
         batch,
         {"classes": train.num_classes, "images": len(train)},
         {"classes": validation.num_classes, "images": len(validation)},
@@ -165,7 +164,9 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
         _weights(config),
         tuple(remarks),
     )
-    for values in corners(chosen):  # the cheap parts of a trial, so that impossible settings are refused before a study
+    for values in corners(
+        parameters
+    ):  # the cheap parts of a trial, so that impossible settings are refused before a study
         trial = trial_config(protocol, as_settings(values))
         find(trial.model.init)
         make_sampler(trial, train.labels)
@@ -227,20 +228,20 @@ def _validated_by_classes(config: Config, remarks: list[str]) -> Config:
     return replace(config, data=data, run=replace(config.run, select=select))
 
 
-def _settled(config: Config, images: ImageSet, remarks: list[str]) -> Config:
+def _without_auto(config: Config, images: ImageSet, remarks: list[str]) -> Config:
     """The recipe without any ``"auto"``; with a remark if ``recollect train`` would take no step with so few images."""
     device, pretrained = choose_device(config.run.device), is_pretrained(config.model)
     base, choices = resolve_auto(config, images, device, pretrained)
     if base.run.steps != 0:
         return base
     # With a learning rate that is set, the length is that of a training.
-    lasting = replace(config, optimizer=replace(config.optimizer, lr=base.optimizer.lr))
+    config = replace(config, optimizer=replace(config.optimizer, lr=base.optimizer.lr))
     reason = next(choice.reason for choice in choices if choice.name == "run.steps")
     remarks.append(
         f"recollect train would take no step here ({reason.partition(';')[0]}): compare the test with that of recollect "
         "train."
     )
-    return resolve_auto(lasting, images, device, pretrained)[0]
+    return resolve_auto(config, images, device, pretrained)[0]
 
 
 def _weights(config: Config) -> str:
@@ -354,6 +355,14 @@ class Bench:
     """Initial learning rates of each cell's search, neighbours on ``LADDER``."""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def largest_search_batch(self) -> int:
+        """As many images as half of the training classes can fill."""
+        config = resolve(self.recipe, self.settings)
+        train = load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
+        half, _ = class_disjoint_split(train, "paper", 0)
+        return config.batch.samples_per_class * usable_classes(config.batch, half.class_sizes)
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -370,16 +379,8 @@ class Cell:
 
     @property
     def search_batch(self) -> int:
-        """The batch size of a search: the cell's, or as many images as half of the training classes can fill."""
-        return min(self.batch, _largest_batch(self.bench.recipe, json.dumps(dict(self.bench.settings))))
-
-
-@cache
-def _largest_batch(recipe: str, settings: str) -> int:
-    config = resolve(recipe, json.loads(settings))
-    train = load(config.data.name, config.data.root, config.data.train_split, **config.data.options)
-    half, _ = class_disjoint_split(train, "paper", 0)
-    return config.batch.samples_per_class * usable_classes(config.batch, half.class_sizes)
+        """The batch size of a search: the cell's, or the largest that half of the training classes can fill."""
+        return min(self.batch, self.bench.largest_search_batch)
 
 
 @dataclass(frozen=True)
@@ -524,15 +525,14 @@ class RateChoice:
 
 def _best(searches: dict[float, Path], own: Sequence[float]) -> RateChoice | None:
     """The best of finished searches; if equal, the one nearest to the bench's ``own`` rates. None before all are finished."""
-    found = [best_of(path, rate) for rate, path in searches.items()]
-    known = [choice for choice in found if choice is not None]
+    choices = [choice for rate, path in searches.items() if (choice := best_of(path, rate))]
 
     def steps_away(rate: float) -> int:
         return min(abs(LADDER.index(rate) - LADDER.index(start)) for start in own)
 
-    if len(known) < len(found):
+    if len(choices) < len(searches):
         return None
-    return max(known, key=lambda choice: (choice.value, -steps_away(choice.rate)))
+    return max(choices, key=lambda choice: (choice.value, -steps_away(choice.rate)))
 
 
 def beyond(rates: Sequence[float], best: float) -> float | None:
@@ -564,8 +564,8 @@ def best_of(run: Path, rate: float) -> RateChoice | None:
 
 def outcome_of(run: Path) -> dict[str, Any] | None:
     """The outcome in a finished run's manifest."""
-    found = RunFolder(run).read_manifest().get("outcome")
-    return {"steps": 0, **found} if found else None
+    outcome = RunFolder(run).read_manifest().get("outcome")
+    return {"steps": 0, **outcome} if outcome else None
 
 
 def failure_of(run: Path) -> str | None:

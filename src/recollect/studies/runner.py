@@ -93,7 +93,7 @@ def finish_run(path: Path, config: Config, callback: Callback | None = None) -> 
 
     A run that does not watch the test set cannot load it, whatever its settings. One that diverges leaves ``failed.json``.
     """
-    folder, begun = RunFolder(path), time.process_time()
+    folder, start = RunFolder(path), time.process_time()
     only_train = contextlib.nullcontext() if config.run.watch_test else only_splits(config.data.train_split)
     try:
         with only_train, only_warnings("recollect.training"):
@@ -105,7 +105,7 @@ def finish_run(path: Path, config: Config, callback: Callback | None = None) -> 
     finally:
         if folder.config_file.exists():  # for a resumed run, the parts add up
             before = folder.read_manifest().get("processor_seconds", 0.0)
-            folder.update_manifest(processor_seconds=round(before + time.process_time() - begun, 2))
+            folder.update_manifest(processor_seconds=round(before + time.process_time() - start, 2))
 
 
 def begin_or_resume(path: Path, config: Config, callback: Callback | None = None) -> Outcome:
@@ -129,10 +129,10 @@ def _check_same(folder: RunFolder, config: Config) -> None:
     with plugins.trusting():  # the references are only compared with the user's settings
         there = as_mapping(folder.read_config())
     other = {
-        key: f"{key} is {brief(one)} there and {brief(wanted)} here"
-        for key, (one, wanted) in changes(there, as_mapping(absolute_names(config))).items()
+        key: f"{key} is {brief(one)} there and {brief(here)} here"
+        for key, (one, here) in changes(there, as_mapping(absolute_names(config))).items()
         # A run's own configuration says what "auto" came to.
-        if key.startswith(_OF_A_RUN) and (wanted != "auto" or (isinstance(one, str) and plugins.is_reference(one)))
+        if key.startswith(_OF_A_RUN) and (here != "auto" or (isinstance(one, str) and plugins.is_reference(one)))
     }
     if other:
         raise ForeignRunError(
@@ -183,9 +183,9 @@ def read_validation(path: Path, select: str) -> Validation | None:
 
 def check_names(sampler: str, pruner: str) -> None:
     """Raise ``ConfigError`` for an unknown sampler or pruner; the message lists the known ones."""
-    for option, name, known in (("--sampler", sampler, SAMPLERS), ("--pruner", pruner, PRUNERS)):
-        if name not in known:
-            raise ConfigError(f"{option} {name} is unknown: choose one of {', '.join(known)}.")
+    for option, name, names in (("--sampler", sampler, SAMPLERS), ("--pruner", pruner, PRUNERS)):
+        if name not in names:
+            raise ConfigError(f"{option} {name} is unknown: choose one of {', '.join(names)}.")
 
 
 class TrialQueue:
@@ -220,10 +220,10 @@ class TrialQueue:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # heartbeats, TPE's options
         self.folder, self.part, self.sampler, self.seed = folder, part, sampler, seed
-        url, self._guard_file = _address(folder, storage)
+        url, self._claim_file = _address(folder, storage)
         name = folder.resolve().name if part == "trials" else f"{folder.resolve().name}/{part}"
         waiting = {"connect_args": {"timeout": 120}} if url.startswith("sqlite") else {}
-        with self._alone():
+        with self._claim_lock():
             try:
                 self.study = optuna.create_study(
                     storage=optuna.storages.RDBStorage(url, waiting, heartbeat_interval=HEARTBEAT, grace_period=GRACE),
@@ -242,7 +242,7 @@ class TrialQueue:
 
     def check_identity(self, identity: Mapping[str, Any]) -> None:
         """Record the settings of the study, or raise ``ConfigError`` if it has other settings."""
-        with self._alone():
+        with self._claim_lock():
             if "recollect" not in self.study.user_attrs:
                 self.study.set_user_attr("recollect", dict(identity))
         check_settings(self.folder, self.study.user_attrs["recollect"], identity)
@@ -257,12 +257,12 @@ class TrialQueue:
         """
         while True:
             lost: list[int] = []
-            with contextlib.ExitStack() as alone:
-                alone.enter_context(self._alone())
+            with contextlib.ExitStack() as claim:
+                claim.enter_context(self._claim_lock())
                 if not self._queue_next(total):
                     return
                 try:
-                    attempt = partial(self._attempt, objective, alone, lost)
+                    attempt = partial(self._attempt, objective, claim, lost)
                     self.study.optimize(attempt, n_trials=1, callbacks=[lambda study, trial: after()])
                 except ValueError:  # Optuna's, if it has marked the trial as failed in the meantime
                     if not lost:
@@ -279,9 +279,9 @@ class TrialQueue:
         slots = {trial.user_attrs["slot"]: trial for trial in trials if trial.user_attrs.get("slot") is not None}
         return dict(sorted(slots.items()))
 
-    def _attempt(self, objective: Objective, alone: contextlib.ExitStack, lost: list[int], trial: Any) -> float | None:
+    def _attempt(self, objective: Objective, claim: contextlib.ExitStack, lost: list[int], trial: Any) -> float | None:
         slot = trial.user_attrs.get("slot")
-        # A database server has no guard: two processes may queue a slot at once, and the later gives way.
+        # A database server has no such file: two processes may queue a slot at once, and the later gives way.
         lock = None if slot is None or self._is_duplicate(trial, slot) else try_lock(self._lock_file(slot))
         if lock is None:
             trial.set_user_attr("slot", None)
@@ -289,7 +289,7 @@ class TrialQueue:
         with lock:
             try:
                 trial.set_user_attr("owner", self._owner())
-                alone.close()
+                claim.close()
                 self.study.sampler = self._slot_sampler(slot)
                 return objective(trial, slot)
             except self.optuna.exceptions.UpdateFinishedTrialError:
@@ -317,16 +317,17 @@ class TrialQueue:
             last, lock = slots.get(slot), self._lock_file(slot)
             # A process that holds the lock is alive, however old its last heartbeat: machines sleep.
             if last is None or (is_abandoned(last) and (not lock.exists() or is_free(lock))):
-                facts = {} if last is None else {key: v for key, v in last.user_attrs.items() if key != "owner"}
-                self.study.enqueue_trial({} if last is None else last.params, user_attrs={**facts, "slot": slot})
+                params, facts = ({}, {}) if last is None else (last.params, last.user_attrs)
+                facts = {key: value for key, value in facts.items() if key != "owner"}
+                self.study.enqueue_trial(params, user_attrs={**facts, "slot": slot})
                 return True
         return False
 
     def _is_dead(self, trial: Any) -> bool:
         """Whether a running trial's process is known to have ended; of other machines Optuna's heartbeats tell."""
         owner = trial.user_attrs.get("owner")
-        if owner is None:  # it was killed before it signed, which needs the guard that this process now holds
-            return self._guard_file is not None
+        if owner is None:  # it was killed before it signed, while it held the lock that this process holds now
+            return self._claim_file is not None
         here = self._owner()
         same_folder = (owner.get("host"), owner.get("folder")) == (here["host"], here["folder"])
         return same_folder and is_free(self._lock_file(trial.user_attrs["slot"]))
@@ -347,9 +348,9 @@ class TrialQueue:
             else samplers.RandomSampler(seed)
         )
 
-    def _alone(self) -> contextlib.AbstractContextManager[None]:
+    def _claim_lock(self) -> contextlib.AbstractContextManager[None]:
         """Held while a trial is claimed: with SQLite alone, two processes could read the same state before either writes."""
-        return contextlib.nullcontext() if self._guard_file is None else exclusive(self._guard_file)
+        return contextlib.nullcontext() if self._claim_file is None else exclusive(self._claim_file)
 
 
 def is_abandoned(trial: Any) -> bool:
@@ -398,7 +399,7 @@ def run_matrix(matrix: Matrix, cells: Sequence[Cell], *, jobs: int | None = None
 
 def _run(matrix: Matrix, cells: Sequence[Cell], jobs: int, threads: int, end: float | None) -> None:
     running: dict[Future[str | None], Run] = {}
-    troubled: set[Path] = set()
+    failed: set[Path] = set()
     runs = matrix.runs(cells)
     with (
         ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), end_with_parent) as pool,
@@ -407,7 +408,7 @@ def _run(matrix: Matrix, cells: Sequence[Cell], jobs: int, threads: int, end: fl
     ):
         while True:
             late = end is not None and time.monotonic() > end
-            not_now = troubled.union(run.folder for run in running.values())
+            not_now = failed.union(run.folder for run in running.values())
             free = (run for run in runs if run.ready and run.folder not in not_now and not run.done)
             for run in itertools.islice(free, 0 if late else jobs - len(running)):
                 running[pool.submit(_do, run, threads)] = run
@@ -416,15 +417,15 @@ def _run(matrix: Matrix, cells: Sequence[Cell], jobs: int, threads: int, end: fl
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 run = running.pop(future)
                 try:
-                    problem = future.result()
+                    failure = future.result()
                 except BrokenProcessPool as error:
                     raise ConfigError(
                         "the process of a run was killed, perhaps for lack of memory: run the same command again, with a "
                         "smaller --jobs."
                     ) from error
-                if problem is not None:
-                    troubled.add(run.folder)
-                    logger.warning(f"{run.folder.relative_to(matrix.out)}: {problem}")
+                if failure is not None:
+                    failed.add(run.folder)
+                    logger.warning(f"{run.folder.relative_to(matrix.out)}: {failure}")
                 runs = matrix.runs(cells)  # a finished search adds runs
                 line.expect(len(runs))
                 line.advance()

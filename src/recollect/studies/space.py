@@ -68,8 +68,8 @@ class Parameter:
         if self.fixed:
             return self.ends[0]
         if self.choices:
-            chosen: Value = trial.suggest_categorical(self.name, list(self.choices))
-            return chosen
+            value: Value = trial.suggest_categorical(self.name, list(self.choices))
+            return value
         if isinstance(self.low, int) and isinstance(self.high, int):
             return int(trial.suggest_int(self.name, self.low, self.high, log=self.log))
         return float(f"{trial.suggest_float(self.name, self.low, self.high, log=self.log):.3g}")
@@ -121,8 +121,8 @@ def read_space(texts: Iterable[str], defaults: Space) -> dict[str, Parameter]:
 
 def parse_parameter(text: str) -> Parameter:
     """Parse one parameter."""
-    name, equals, said = (part.strip() for part in text.partition("="))
-    if not equals or not name or not said:
+    name, _, values = (part.strip() for part in text.partition("="))
+    if not name or not values:
         raise ConfigError(f"--space {text}: write NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=A,B,C or NAME=VALUE.")
     name = next((short for short, key in SHORT.items() if key == name), name)
     if name in _DERIVED:
@@ -131,16 +131,12 @@ def parse_parameter(text: str) -> Parameter:
         raise ConfigError(
             f"--space {name}: it cannot be searched, because the protocol fixes it. Use --set to change it for the study."
         )
-    if ":" in said:
-        return _bounds(name, said, text)
-    choices = tuple(_scalar(part, text) for part in said.split(","))
-    if len(set(map(str, choices))) < len(choices):
-        raise ConfigError(f"--space {text}: a value occurs twice; remove one.")
-    return Parameter(name, choices=choices)
-
-
-def _bounds(name: str, said: str, text: str) -> Parameter:
-    first, last, *more = said.split(":")
+    if ":" not in values:
+        choices = tuple(_scalar(part, text) for part in values.split(","))
+        if len(set(map(str, choices))) < len(choices):
+            raise ConfigError(f"--space {text}: a value occurs twice; remove one.")
+        return Parameter(name, choices=choices)
+    first, last, *more = values.split(":")
     low, high = (_scalar(part, text) for part in (first, last))
     if more not in ([], ["log"]):
         raise ConfigError(f"--space {text}: only :log can follow the bounds.")
@@ -205,7 +201,7 @@ def corners(space: Space) -> Sequence[dict[str, Value]]:
         [[0.1, 1], [0.5, 4], [0.5, 1], [0.1, 2], [0.1, 4]]
     """
     first, last = ({name: parameter.ends[end] for name, parameter in space.items()} for end in (0, 1))
-    found = [first, last]
+    draws = [first, last]
     for name, parameter in space.items():
-        found += [{**first, name: value} for value in parameter.choices or parameter.ends]
-    return [draw for place, draw in enumerate(found) if draw not in found[:place]]
+        draws += [{**first, name: value} for value in parameter.choices or parameter.ends]
+    return [draw for place, draw in enumerate(draws) if draw not in draws[:place]]

@@ -174,8 +174,8 @@ def importance(study: Any, names: list[str]) -> dict[str, float]:
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
     evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
-    found = get_param_importances(study, evaluator=evaluator, params=names)
-    shares = {str(name): round(float(value), 4) for name, value in found.items()}
+    importances = get_param_importances(study, evaluator=evaluator, params=names)
+    shares = {str(name): round(float(value), 4) for name, value in importances.items()}
     return shares if math.isfinite(sum(shares.values())) else {}
 
 
@@ -188,11 +188,11 @@ def write_tables(folder: Path, results: StudyResults) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*head, *keys, "host", "failure"])
     for trial in results.trials:
-        facts = [trial.value, trial.map_at_r, trial.best_epoch, trial.steps, trial.seconds, trial.images]
+        best = "yes" if trial.number == results.chosen else ""
+        values = [trial.value, trial.map_at_r, trial.best_epoch, trial.steps, trial.seconds, trial.images]
         settings = [trial.settings.get(key) for key in keys]
-        shown = [" ".join(map(str, value)) if isinstance(value, list) else value for value in settings]
-        chosen = "yes" if trial.number == results.chosen else ""
-        writer.writerow([trial.number, trial.state, chosen, *facts, *shown, trial.host, trial.failure])
+        settings = [" ".join(map(str, value)) if isinstance(value, list) else value for value in settings]
+        writer.writerow([trial.number, trial.state, best, *values, *settings, trial.host, trial.failure])
     write_text(folder / "trials.csv", text.getvalue())
 
 
@@ -257,7 +257,7 @@ class CellResult:
     @property
     def mean(self) -> float | None:
         """Of r@1 over seeds."""
-        return mean(self.by_seed.values()) if self.by_seed else None
+        return self.metrics.get("r@1")
 
     @property
     def half_width(self) -> float | None:
@@ -310,10 +310,10 @@ def _result(matrix: Matrix, cell: Cell) -> CellResult:
 
 def _tested(run: Run, outcome: Mapping[str, Any]) -> Mapping[str, float]:
     """Test metrics of a finished run, in percent."""
-    found: Mapping[str, float] = (outcome.get("metrics") or {}).get("test") or {}
-    if "r@1" not in found:
+    metrics: Mapping[str, float] = (outcome.get("metrics") or {}).get("test") or {}
+    if "r@1" not in metrics:
         raise DataError(f"{run.folder}: its manifest has no r@1 on the test set. Remove the folder to train it again.")
-    return {name: 100 * value for name, value in found.items()}
+    return {name: 100 * value for name, value in metrics.items()}
 
 
 def _processor_seconds(runs: Iterable[Path]) -> float:
@@ -331,16 +331,16 @@ class PairOfLosses:
     @property
     def sentence(self) -> str:
         """The result in plain words."""
-        a, b, found = self.first, self.second, self.differences
-        if not found:
+        a, b = self.first, self.second
+        if not self.differences:
             return f"{a} and {b} have no finished seeds in common yet."
-        middle, half = interval(found)
+        middle, half = interval(self.differences)
         low, high = middle - half, middle + half
         difference, lowest, highest = (in_decimals(points, 1, plus=True) for points in (middle, low, high))
-        seeds = number_of(len(found), "seed")
-        if len(found) < MIN_SEEDS:
+        seeds = number_of(len(self.differences), "seed")
+        if len(self.differences) < MIN_SEEDS:
             return f"{a} and {b} differ by {difference} points of r@1 over {seeds}: too few seeds to decide."
-        if not decided(found):
+        if not decided(self.differences):
             return (
                 f"{a} and {b} cannot be distinguished here: the difference is {difference} points of r@1, 90 % interval "
                 f"{lowest} to {highest}, {seeds}."
@@ -454,14 +454,12 @@ class LossComparison:
     @classmethod
     def of(cls, planned: PlannedComparison, complete: bool) -> LossComparison:
         """Read the results from the run folders."""
-        found = collect(planned.matrix, planned.cells)
-
-        def pair(first: Cell, second: Cell) -> PairOfLosses:
-            one, two = found[first.name].by_seed, found[second.name].by_seed
-            return PairOfLosses(first.label, second.label, tuple(one[seed] - two[seed] for seed in one if seed in two))
-
-        pairs = [pair(*cells) for cells in planned.pairs]
-        return cls(planned, complete, list(found.values()), pairs, planned.matrix.out / "comparison.html")
+        results, pairs = collect(planned.matrix, planned.cells), []
+        for first, second in planned.pairs:
+            one, two = results[first.name].by_seed, results[second.name].by_seed
+            differences = tuple(one[seed] - two[seed] for seed in one if seed in two)
+            pairs.append(PairOfLosses(first.label, second.label, differences))
+        return cls(planned, complete, list(results.values()), pairs, planned.matrix.out / "comparison.html")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, e.g. for ``--json``."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -96,8 +95,8 @@ def tune(
     folder = study_folder(config, out)
     protocol = read_protocol(config, space)
     # The lock is created just before the database: a second process may start in between.
-    known = storage is not None or any((folder / name).exists() for name in ("study.db", "study.db.lock"))
-    if folder.exists() and not known and (not folder.is_dir() or any(folder.iterdir())):
+    is_study = storage is not None or any((folder / name).exists() for name in ("study.db", "study.db.lock"))
+    if folder.exists() and not is_study and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder and not a study: choose another --out.")
     search = TrialQueue(folder, storage, sampler=sampler, pruner=pruner, seed=seed)
     search.check_identity({**protocol.identity(), "sampler": sampler, "pruner": pruner, "seed": seed})
@@ -125,7 +124,12 @@ def tune(
             "running process finish."
         )
     elif results.best is None:
-        logger.info(f"no trial finished, so there is nothing to choose. {_reasons(results)}")
+        failures = [trial.failure for trial in results.trials if trial.failure]
+        reason = f"{number_of(len(failures), 'trial')} failed: {failures[0]} " if failures else ""
+        logger.info(
+            f"no trial finished, so there is nothing to choose. {reason}Every trial is in trials.csv; a study with other "
+            "settings or another --space needs another --out."
+        )
     elif final:
         with plugins.trusting():  # the run refers to the code that the user named for the study
             _finish(closing, protocol, results.best)
@@ -193,23 +197,23 @@ def _run_trial(queue: TrialQueue, protocol: Protocol, total: int, trial: Any, sl
         # Settings that contradict each other only in this combination, or that only the network refuses. The next draw
         # may be valid, and this one would fail again.
         failure = str(error)
-    found = read_validation(path, select)
-    for name, fact in ({} if found is None else asdict(found)).items():
-        trial.set_user_attr(name, fact)
+    validation = read_validation(path, select)
+    for name, value in ({} if validation is None else asdict(validation)).items():
+        trial.set_user_attr(name, value)
     if failure is not None:
         trial.set_user_attr("failure", failure)
         logger.info(f"{label} failed: {failure}")
         return None
-    if found is None:
+    if validation is None:
         raise ConfigError(f"run.select {select!r} was not computed in {path}.")
     logger.info(
-        f"{label} {'stopped early: ' if pruned else ''}validation {select} {100 * found.value:.2f} % at epoch "
-        f"{found.best_epoch:g}, {found.seconds:,.0f} s"
+        f"{label} {'stopped early: ' if pruned else ''}validation {select} {100 * validation.value:.2f} % at epoch "
+        f"{validation.best_epoch:g}, {validation.seconds:,.0f} s"
     )
     if pruned:
-        RunFolder(path).update_manifest(pruned={"at": now(), "epoch": max(epoch for epoch, _ in found.curve)})
+        RunFolder(path).update_manifest(pruned={"at": now(), "epoch": max(epoch for epoch, _ in validation.curve)})
         raise queue.optuna.TrialPruned
-    return found.value
+    return validation.value
 
 
 class _Reports(Callback):
@@ -225,31 +229,16 @@ class _Reports(Callback):
         The untrained network's is not reported: the pruner compares a trial's best so far, and a start that is better than
         the trained network would keep every trial running.
         """
-        found = read_validation(self.path, self.select)
-        for epoch, value in () if found is None else found.curve:
+        validation = read_validation(self.path, self.select)
+        for epoch, value in () if validation is None else validation.curve:
             if epoch > 0 and round(epoch) not in self.epochs:
                 self.trial.report(value, round(epoch))
                 self.epochs.add(round(epoch))
-        return found
+        return validation
 
     def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
         if self.update() is not None and step > 0 and self.trial.should_prune():
             raise self.pruned
-
-
-def _reasons(results: StudyResults) -> str:
-    """Why trials failed: the three most frequent reasons; reasons that differ only in numbers count as one."""
-    alike: dict[str, list[str]] = {}
-    for trial in results.trials:
-        if trial.failure:
-            alike.setdefault(re.sub(r"\d+", "#", trial.failure), []).append(trial.failure)
-    frequent = sorted(alike.values(), key=len, reverse=True)[:3]
-    return " ".join(
-        [
-            *(f"{number_of(len(texts), 'trial')} failed: {texts[0]}" for texts in frequent),
-            "Every trial is in trials.csv; a study with other settings or another --space needs another --out.",
-        ]
-    )
 
 
 # The end ----------------------------------------------------------------------------------------------------------------
@@ -320,8 +309,8 @@ def _run_final(
 
 def _log_metrics(metrics: Mapping[str, Mapping[str, float]]) -> None:
     for name, values in metrics.items():
-        shown = [f"{key} {100 * value:.2f}" for key, value in values.items() if key.startswith(("r@", "map@r"))]
-        logger.info(f"test       {name}, in %: {'  '.join(shown)}")
+        texts = [f"{key} {100 * value:.2f}" for key, value in values.items() if key.startswith(("r@", "map@r"))]
+        logger.info(f"test       {name}, in %: {'  '.join(texts)}")
 
 
 def _test(folder: Path, config: Config, images: ImageSet) -> dict[str, float]:
