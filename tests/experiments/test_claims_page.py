@@ -207,7 +207,6 @@ def test_a_study_goes_on_from_an_earlier_page(bench: Bench, tmp_path: Path) -> N
     first, second = collect(study, asymmetric(bench).cells()).values()
     assert first.by_seed == {1: 50.0, 2: 50.0, 3: 50.0}
     assert not second.by_seed
-    assert first.choice is not None
     assert (first.choice.rate, first.choice.steps, first.choice.at_the_limit) == (1e-3, 3, False)
     write_page(study, [asymmetric(bench)], tmp_path / "page", "x")
     kept = [json.loads(line) for line in (tmp_path / "page" / "runs.jsonl").read_text().splitlines()]
@@ -223,7 +222,6 @@ def test_a_search_without_the_value_of_its_best_step_is_run_again(bench: Bench, 
     study, counts = _import(tmp_path, bench, records)
     assert counts[0] == 3
     choice = study.choice(asymmetric(bench).cells()[0])
-    assert choice is not None
     assert (choice.rate, choice.steps, choice.value, choice.batch) == (1e-3, 2, 0.6, 8)
 
 

@@ -151,13 +151,13 @@ def test_two_steps_of_the_real_network_from_random_weights(name: str) -> None:
     loss = build.make_loss(config, num_classes=4, dim=embedder.dim)
     optimizer = make_optimizer(config.optimizer, embedder, loss)
     images, labels = torch.randint(0, 256, (8, 3, 64, 64), dtype=torch.uint8), torch.arange(8) // 2
-    before = embedder.head.linear.weight.detach().clone()  # type: ignore[union-attr]
+    before = embedder.head.linear.weight.detach().clone()
     for _ in range(2):
         optimizer.zero_grad()
         value = large_batch_step(embedder.train(), loss, images, labels, 4)
         optimizer.step()
         assert 0 < float(value) < 1
-    assert not torch.equal(before, embedder.head.linear.weight)  # type: ignore[union-attr]
+    assert not torch.equal(before, embedder.head.linear.weight)
 
 
 # Rows that are not trained -------------------------------------------------------------------------------------------

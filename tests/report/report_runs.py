@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,38 @@ def made_result(name: str, noise: float, seed: int = 0, trained: bool = True) ->
 def made_run(name: str, seconds: float = 60.0, **settings: Any) -> Run:
     manifest = {"outcome": {"seconds": seconds}, "preparation_seconds": 30.0}
     return Run(name, RunFolder(Path(name)), None, settings, manifest, [], [])
+
+
+class PageReader(HTMLParser):
+    """The elements and the text of a page; every element that is opened must be closed."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("img", "br", "meta", "hr", "input", "wbr"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] not in (["script"], ["style"]):
+            self.text.append(data)
+
+
+def read_page(text: str) -> PageReader:
+    reader = PageReader()
+    reader.feed(text)
+    reader.close()
+    return reader
 
 
 def text_of(markup: str) -> str:

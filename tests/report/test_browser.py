@@ -5,14 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from recollect.report import write_report
-from recollect.report.map import ON_DARK, ON_LIGHT, class_colours
-from recollect.report.markup import element, join, listed, packaged
-from recollect.report.page import document, filter_form
-from recollect.report.results import ReportImages
 from report.browser import Browser, programs
 
 pytestmark = [
@@ -190,32 +185,6 @@ def test_a_filter_leaves_nothing_empty_and_clearing_it_restores_the_page(
     assert before["hidden"] == 0
 
 
-def test_a_confused_pair_and_its_example_are_found_by_either_class(chromium: Browser, page: Path) -> None:
-    chromium.open(page)
-    pairs = "[...document.querySelectorAll('#failures .by-class tbody tr')]"
-    names = f"const [a, b] = {pairs}[0].querySelectorAll('bdi'); return [a.textContent, b.textContent]"
-    asked, answered = chromium.run(names)
-    words = (
-        "[...document.querySelectorAll('#failures article')].filter(a => a.checkVisibility()).map(a => a.textContent)"
-    )
-    for wanted in (asked, answered):
-        chromium.run(_FILTER.format(wanted))
-        assert any(f"{asked} taken for {answered}" in row for row in chromium.run(f"return {words}"))
-
-
-def test_a_class_with_a_line_break_in_its_name_can_be_chosen(chromium: Browser, tmp_path: Path) -> None:
-    shown = ReportImages("set", "test", ["a", "b"], np.arange(2), ["two\nlines", "two"], 2)
-    rows = [element("article", name, data_classes=listed([name])) for name in shown.class_names]
-    text = document("t", join(*rows), [("x", "x")], tools=filter_form(shown), script=packaged("page.js"))
-    (tmp_path / "page.html").write_text(text, "utf-8")
-    chromium.open(tmp_path / "page.html")
-    left = "return [...document.querySelectorAll('article')].filter(a => !a.hidden).map(a => a.textContent)"
-    for number, name in enumerate(sorted(shown.class_names)):
-        chosen = f"f.value = document.querySelectorAll('option')[{number}].value;"
-        chromium.run(f"const f = document.getElementById('filter'); {chosen} f.dispatchEvent(new Event('input'))")
-        assert chromium.run(left) == [name]
-
-
 def test_the_map_answers_to_pointer_and_keys(chromium: Browser, page: Path) -> None:
     chromium.look(1200, 900, "dark")
     chromium.open(page)
@@ -267,22 +236,6 @@ def test_the_map_answers_to_fingers(chromium: Browser, page: Path) -> None:
         chromium.devtools("Emulation.setTouchEmulationEnabled", enabled=False)
 
 
-@pytest.mark.parametrize(("scheme", "luminances"), [("light", ON_LIGHT), ("dark", ON_DARK)])
-def test_dots_have_the_colours_of_the_theme(
-    chromium: Browser, page: Path, scheme: str, luminances: tuple[float, float]
-) -> None:
-    chromium.look(1200, 900, scheme)
-    chromium.open(page)
-    seen = chromium.until(
-        "const c = document.querySelector('canvas.plane'); const found = new Set();"
-        "const all = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
-        "for (let at = 0; at < all.length; at += 4) if (all[at + 3] === 255) found.add(all.slice(at, at + 3).join());"
-        "return found.size ? [...found] : null"
-    )
-    colours = {",".join(map(str, colour)) for colour in class_colours(luminances)[:6]}
-    assert colours <= set(seen)
-
-
 def test_without_its_script_the_page_says_everything(chromium: Browser, page: Path, tmp_path: Path) -> None:
     chromium.look(1200, 900, "light")
     chromium.devtools("Emulation.setScriptExecutionDisabled", value=True)
@@ -324,29 +277,3 @@ def test_the_keyboard_reaches_everything(chromium: Browser, page: Path) -> None:
     assert names.count("CANVAS") == 3
     # A row of pictures is one stop; arrow keys go on inside.
     assert 5 < names.count("SPAN") < chromium.run("return document.querySelectorAll('[data-pics]').length + 1")
-
-
-def test_those_who_want_no_motion_get_none(chromium: Browser, page: Path) -> None:
-    chromium.open(page)
-    chromium.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
-    assert chromium.run("return getComputedStyle(document.documentElement).scrollBehavior") == "auto"
-    chromium.devtools(
-        "Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "no-preference"}]
-    )
-    assert chromium.run("return getComputedStyle(document.documentElement).scrollBehavior") == "smooth"
-
-
-@pytest.mark.parametrize("width", [740, 360])
-def test_an_enlarged_picture_is_whole_in_a_low_window(chromium: Browser, page: Path, width: int) -> None:
-    chromium.look(width, 360, "light")
-    chromium.open(page)
-    chromium.run("document.querySelector('#gallery .strip .pic').click()")
-    top, bottom, scrolled = chromium.run(
-        "const d = document.querySelector('dialog'), box = d.querySelector('.big-picture').getBoundingClientRect();"
-        "return [box.top, box.bottom, d.scrollTop]"
-    )
-    assert top > 0
-    assert bottom < 360
-    assert scrolled == 0
-    shown_as = chromium.run("return document.querySelector('dialog dd:last-of-type').textContent")
-    assert shown_as in ("Result 1, right", "Result 1, wrong")

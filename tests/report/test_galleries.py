@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from recollect.evaluation import Evaluation, evaluate
 from recollect.report.checks import neighbours_of_all
 from recollect.report.galleries import (
-    Confusion,
     best,
     changed,
     confused_pairs,
@@ -78,7 +75,7 @@ def test_ties_are_shown_as_they_are_counted() -> None:
     assert ordered.indices.tolist() == [[2, 1, 3], [0, 2, 3], [0, 1, 3], [2, 0, 1]]
     other_way = Neighbours(np.array([[2, 1, 3]]), np.array([[0.5, 0.5 - 1e-7, 0.1]], np.float32))
     assert in_rank_order(other_way, np.arange(1), labels, np.array([1.0])).indices.tolist() == [[1, 2, 3]]
-    assert [(pair.asked, pair.times) for pair in confused_pairs(labels, ordered)] == [(0, 1), (1, 1)]
+    assert [(pair.query_class, pair.times) for pair in confused_pairs(labels, ordered)] == [(0, 1), (1, 1)]
 
 
 def test_failures_that_are_near_duplicates_are_marked() -> None:
@@ -100,22 +97,3 @@ def test_failures_that_are_near_duplicates_are_marked() -> None:
     assert "<b>" not in plain
     assert f"{sum(pair.times for pair in pairs)} of 40 queries" in text_of(plain)
     assert "no classes are confused" in failures_section([], model, shown, atlas, {})
-
-
-def test_a_single_failure_is_told_in_the_singular() -> None:
-    model, shown = made_result("after training", 0.0)
-    pair = Confusion(0, 1, 1, 10, 3)
-    atlas = Atlas(None)
-    said = text_of(failures_section([pair], model, shown, atlas, {}))
-    assert said.startswith("1 of 40 queries has an image of another class first. Classes that are confused")
-    several = text_of(failures_section([replace(pair, times=2)], model, shown, atlas, {}))
-    assert several.startswith("2 of 40 queries have an image of another class first. All are of one pair of classes.")
-
-
-def test_a_caption_has_a_minus_sign() -> None:
-    model, shown = made_result("after training", 0.2)
-    vectors = np.eye(6, dtype=np.float32)[1 + shown.labels] - 0.1 * np.eye(6, dtype=np.float32)[0]
-    vectors[0] = np.eye(6)[0]
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    atlas = Atlas(shown.images)
-    assert "✓ −0.10" in text_of(rows_of_results([0], [replace(model, vectors=vectors)], shown, atlas))

@@ -8,8 +8,6 @@ import io
 import itertools
 import json
 import re
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +22,6 @@ from recollect.report.map import (
     ON_LIGHT,
     Colour,
     _nearest,
-    available_method,
     class_colours,
     draw_plane,
     lay_out,
@@ -40,7 +37,7 @@ from report.report_runs import NAMES, made_result, text_of
 def cards() -> tuple[Colour, Colour]:
     """The light and the dark card of the style sheet."""
     light, dark = re.findall(r"--raised: #(\w{2})(\w{2})(\w{2});", packaged("style.css"))
-    return tuple(int(part, 16) for part in light), tuple(int(part, 16) for part in dark)  # type: ignore[return-value]
+    return tuple(int(part, 16) for part in light), tuple(int(part, 16) for part in dark)
 
 
 def contrast(one: Colour, other: Colour) -> float:
@@ -85,14 +82,14 @@ def test_classes_that_lie_apart_stay_apart(method: str) -> None:
     if method == "t-SNE":
         pytest.importorskip("openTSNE")
     vectors, labels = _clusters()
-    plane = lay_out([vectors], method)[0]  # type: ignore[arg-type]
+    plane = lay_out([vectors], method)[0]
     assert plane.shape == (len(vectors), 2)
     assert plane.min() >= 0
     assert plane.max() <= 1
     centres = np.stack([plane[labels == label].mean(axis=0) for label in range(4)])
     nearest = np.linalg.norm(plane[:, None] - centres, axis=2).argmin(axis=1)
     assert (nearest == labels).mean() > 0.7
-    np.testing.assert_array_equal(plane, lay_out([vectors], method)[0])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(plane, lay_out([vectors], method)[0])
 
 
 def test_principal_components_are_those_of_the_singular_values() -> None:
@@ -110,12 +107,6 @@ def test_a_turned_and_mirrored_plane_is_turned_back() -> None:
     angle = 1.1
     turned = plane @ np.array([[np.cos(angle), np.sin(angle)], [np.sin(angle), -np.cos(angle)]])
     np.testing.assert_allclose(turned_like(turned, plane), plane - plane.mean(axis=0), atol=1e-9)
-
-
-def test_few_or_equal_images_have_a_place() -> None:
-    assert available_method(10) == "PCA"
-    same = lay_out([np.ones((5, 1), np.float32)], "PCA")[0]
-    np.testing.assert_allclose(same, 0.5)
 
 
 def test_maps_made_together_are_those_made_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,25 +134,6 @@ def test_neighbours_for_a_map_are_the_nearest_in_float64() -> None:
     np.testing.assert_allclose(distances, np.sort(apart, axis=1)[:, :12], rtol=1e-4)
 
 
-def test_a_map_that_fails_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped = []
-
-    def drawing(reduced: np.ndarray, jobs: int, done: Callable[..., bool]) -> np.ndarray:
-        if reduced[0, 0] == 0:
-            raise RuntimeError("no map")
-        end = time.monotonic() + 20
-        while time.monotonic() < end and not done():
-            time.sleep(0.01)
-        stopped.append(time.monotonic() < end)
-        return reduced
-
-    monkeypatch.setattr("recollect.report.map._neighbourhood", drawing)
-    vectors = _clusters()[0]
-    with pytest.raises(RuntimeError, match="no map"):
-        lay_out([np.zeros_like(vectors), vectors, vectors], "t-SNE")
-    assert stopped == [True, True]
-
-
 @pytest.mark.parametrize("images", [True, False])
 def test_the_map_carries_places_classes_and_names(images: bool) -> None:
     model, shown = made_result("after training", 0.2)
@@ -171,7 +143,6 @@ def test_the_map_carries_places_classes_and_names(images: bool) -> None:
 
     def attribute(name: str) -> str:
         found = re.search(f'data-{name}="([^"]*)"', markup)
-        assert found is not None
         return html.unescape(found[1])
 
     assert json.loads(attribute("kinds")) == NAMES

@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,41 +16,12 @@ from recollect.common.errors import DataError, InputError
 from recollect.report import write_report
 from recollect.report.checks import KINDS
 from recollect.report.results import evaluate_run, read_run
-from report.report_runs import EVIL, count_images, make_run
+from report.report_runs import EVIL, PageReader, count_images, make_run, read_page
 from training.small_runs import make_images
 
-EMPTY = {"img", "br", "meta", "hr", "input", "wbr"}
 
-
-class _Checker(HTMLParser):
-    """Every element closed, every id once, and what is on the page."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in EMPTY:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] not in (["script"], ["style"]):
-            self.text.append(data)
-
-
-def check(path: Path) -> _Checker:
-    found = _Checker()
-    found.feed(path.read_text(encoding="utf-8"))
-    found.close()
+def check(path: Path) -> PageReader:
+    found = read_page(path.read_text(encoding="utf-8"))
     assert found.open == []
     ids = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -73,7 +43,7 @@ def check(path: Path) -> _Checker:
     return found
 
 
-def words(found: _Checker) -> str:
+def words(found: PageReader) -> str:
     return " ".join(" ".join(found.text).split())
 
 
@@ -98,7 +68,6 @@ def test_the_report_of_a_run(runs: Path) -> None:
     assert "Time spent" in text
     results = evaluate_run(read_run(runs / "first"))
     for model in (results.init, results.trained):
-        assert model is not None
         assert f"{100 * model.evaluation.metrics['r@1']:.1f} %" in text
         assert f"{100 * model.evaluation.metrics['map@r']:.1f}" in text
     assert "81.2" in text  # the published row
@@ -132,14 +101,12 @@ def test_the_name_of_a_run_is_escaped_too(runs: Path) -> None:
 def test_nothing_is_fetched_and_only_the_page_s_own_script_may_run(runs: Path) -> None:
     raw = write_report([runs / "first"]).read_text(encoding="utf-8")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', raw)
-    assert policy is not None
     assert "unsafe" not in policy[1]
     rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
     assert rules.pop("default-src") == "'none'"
     assert rules.pop("img-src") == "data:"
     for tag, rule in (("style", rules.pop("style-src")), ("script", rules.pop("script-src"))):
         content = re.search(f"<{tag}>(.*?)</{tag}>", raw, re.DOTALL)
-        assert content is not None
         digest = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
         assert rule == f"'sha256-{digest}'"
     assert rules == {}

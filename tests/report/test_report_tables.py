@@ -68,15 +68,6 @@ def test_an_interval_is_not_broken_across_lines() -> None:
     assert said == f"r@1 85.7 → 75.5 (−10.2, {interval}: no clear change), mAP@R 1.0 → 2.0"
 
 
-def test_averages_over_classes_of_several_runs_stand_beside_each_other() -> None:
-    named = [made_result(name, 0.5, seed) for seed, name in enumerate((BEFORE, "one", "two"))]
-    models = [replace(named[0][0], trained=False), named[1][0], named[2][0]]
-    said = text_of(verdict_section([made_run("one"), made_run("two")], models, named[0][1], []) or "")
-    values = [[f"{100 * one.evaluation.macro[metric]:.1f}" for metric in ("r@1", "map@r")] for one in models]
-    expected = [f"{one.name} r@1 {r}, mAP@R {m}" for one, (r, m) in zip(models, values, strict=True)]
-    assert f"(macro): {' ; '.join(expected)}" in said.replace(";", " ;").replace("  ", " ")
-
-
 def test_results_have_no_empty_cells_for_other_k() -> None:
     (before, shown), (after, _) = made_result(BEFORE, 0.8, trained=False), made_result("after training", 0.2)
     run = replace(made_run("a"), evaluated={"set-1": {"r@1": 0.5, "r@5": 0.75}, "set-2": {"r@3": 0.25}})
@@ -104,11 +95,3 @@ def test_seeds_of_one_setting_are_averaged() -> None:
     assert [one.name for one in one_per_setting(runs, models)] == [BEFORE, names[0], names[2]]
     assert mean_over_seeds([runs[0], runs[2]], models[:2]) == models[:2]
     assert seeds(models) is None
-
-
-def test_intervals_are_explained_only_where_there_are_some() -> None:
-    pair = [made_result(BEFORE, 0.9, trained=False), made_result("after training", 0.3)]
-    few = text_of(str(verdict_section([], [one for one, _ in pair], pair[0][1], [])))
-    assert "(4 classes). Averaged" in few  # four classes are too few for an interval
-    assert "CI" not in few
-    assert "Intervals" not in few

@@ -110,7 +110,7 @@ class Suspect:
 
     @property
     def margin(self) -> float:
-        """How much more similar the other class is; an image without its like counts as 0 similar to its own class."""
+        """How much more similar the other class is; an image with no other of its class counts as similarity 0."""
         return self.similarity - (0.0 if np.isnan(self.own) else self.own)
 
 
@@ -154,7 +154,7 @@ class Findings:
 
     Attributes:
         suspects, lonely, duplicates: see their classes; ``lonely`` is None if it cannot be judged.
-        alone: the only image of its class.
+        singletons: the only images of their classes.
         copies: test images whose bytes equal a training image. sources: of these, the training image, where it was found.
         compared: test images compared by pixels. compared_training: training images. training: how many there are.
         training_images: the training images compared, for their names.
@@ -163,7 +163,7 @@ class Findings:
 
     suspects: list[Suspect]
     lonely: list[Lonely] | None
-    alone: list[int]
+    singletons: list[int]
     copies: list[int] = field(default_factory=list)
     duplicates: list[Duplicates] = field(default_factory=list)
     compared: int = 0
@@ -204,9 +204,9 @@ def find_all(
     labels = images.labels
     suspects = suspected_labels(vectors, labels, neighbours)
     lonely = lonely_images(*([neighbours] if before is None else [neighbours, before]))
-    alone = np.flatnonzero(np.bincount(labels)[labels] == 1).tolist()
+    singletons = np.flatnonzero(np.bincount(labels)[labels] == 1).tolist()
     if images.images is None:
-        return Findings(suspects, lonely, alone, list(copies))
+        return Findings(suspects, lonely, singletons, list(copies))
     places = np.arange(len(labels))
     if len(labels) > most:  # copies are among the nearest of each other in every embedding
         places = np.sort(np.argsort(-neighbours.similarities[:, 0], kind="stable")[:most])
@@ -220,7 +220,7 @@ def find_all(
     return Findings(
         suspects,
         lonely,
-        alone,
+        singletons,
         list(copies),
         _duplicates(small, images, border, training),
         compared=len(small.places),
@@ -303,10 +303,10 @@ def suspected_labels(vectors: NDArray[np.float32], labels: Labels, neighbours: N
     place = alike.argmax(axis=1)[:, None]
     suggested = np.take_along_axis(first, place, axis=1)[:, 0]
     agreeing = alike.max(axis=1)
-    asked = np.where(sizes[labels] > FEW, AGREEING, np.maximum(AGREEING, np.minimum(width, sizes[suggested])))
+    required = np.where(sizes[labels] > FEW, AGREEING, np.maximum(AGREEING, np.minimum(width, sizes[suggested])))
     clear = np.minimum(CLEAR, sizes[suggested])[:, None]
     own = (labels[neighbours.indices] == labels[:, None]) & (np.arange(neighbours.indices.shape[1]) < clear)
-    suspects = np.flatnonzero((suggested != labels) & (agreeing >= asked) & ~own.any(axis=1)).tolist()
+    suspects = np.flatnonzero((suggested != labels) & (agreeing >= required) & ~own.any(axis=1)).tolist()
     members = {label: np.flatnonzero(labels == label) for label in np.unique(labels[suspects]).tolist()}
     listed = []
     for image in suspects:
@@ -510,7 +510,7 @@ def data_section(
         rows.append(["Lonely images", "not judged", "nothing: the similarities of these vectors vary too much"])
     else:
         count("Lonely images", len(findings.lonely), "check whether they belong to the set")
-    count("Only image of their class", len(findings.alone), "add images, or remove them: they cannot be scored")
+    count("Only image of their class", len(findings.singletons), "add images, or remove them: they cannot be scored")
 
     def picture(
         image: int, what: str, similarity: float | None = None, source: ImageSet | None = None, pictures: Atlas = atlas
@@ -526,11 +526,11 @@ def data_section(
         nearest = zip(
             neighbours.indices[image, :_NEIGHBOURS].tolist(), neighbours.similarities[image].tolist(), strict=False
         )
-        beside = [picture(index, f"Neighbour {n}", value) for n, (index, value) in enumerate(nearest, 1)]
+        cards = [picture(index, f"Neighbour {n}", value) for n, (index, value) in enumerate(nearest, 1)]
         names = {"own": own, "other": images.class_names[suspect.suggested], "file": images.names[image]}
         return names | {
             "suspect": suspect,
-            "neighbours": beside,
+            "neighbours": cards,
             "picture": atlas.image(image, f"Image of class {own}"),
         }
 
@@ -558,9 +558,8 @@ def data_section(
         kind: str, title: str, why: str | None, entries: Sequence[Entry], card: Callable[[Entry], Any], at_once: int
     ) -> None:
         if entries and atlas.at_hand:
-            first = [card(entry) for entry in entries[:at_once]]
-            more = [card(entry) for entry in entries[at_once : at_once + _MORE]]
-            section = {"kind": kind, "title": title, "why": why, "first": first, "more": more}
+            cards = [card(entry) for entry in entries[: at_once + _MORE]]
+            section = {"kind": kind, "title": title, "why": why, "first": cards[:at_once], "more": cards[at_once:]}
             sections.append(section | {"hidden": len(entries) - at_once - _MORE})
 
     add("suspects", "Suspected wrong labels", None, findings.suspects, suspect_card, _SHOWN)
@@ -628,6 +627,6 @@ def _rows(findings: Findings, images: ReportImages) -> list[tuple[str, ...]]:
     for far in findings.lonely or []:
         similarity, todo = f"{far.similarity:.4f}", "check whether it belongs to the set"
         rows.append(("lonely", "", part, *of(far.image), *of(far.nearest), similarity, todo))
-    for image in findings.alone:
+    for image in findings.singletons:
         rows.append(("only image of its class", "", part, *of(image), "", "", "", "add images, or remove it"))
     return rows

@@ -29,7 +29,7 @@ TOP = 8
 _BY_CLASS = 40
 _MOST_PAIRS = 3
 PAIRS = 20
-"""Pairs of classes whose share of all failures is said."""
+"""Pairs of classes of which the page gives their share of all failures."""
 _LISTED = 500  # pairs in the table: a filter by class finds the failures of nearly every class
 _ROWS = 10  # of them at once
 
@@ -42,13 +42,13 @@ class Confusion:
     """How often one class is confused with another.
 
     Attributes:
-        asked, answered: labels: queries of the first class had an image of the second as their first result.
+        query_class, result_class: labels: queries of the first class had an image of the second as their first result.
         times: number of such queries. queries: number of queries of that class that have a positive.
         example: the query with the most results of the other class.
     """
 
-    asked: int
-    answered: int
+    query_class: int
+    result_class: int
     times: int
     queries: int
     example: int
@@ -86,20 +86,20 @@ def confused_pairs(labels: Labels, neighbours: Neighbours) -> list[Confusion]:
     sizes = np.bincount(labels)
     if not neighbours.indices.shape[1]:
         return []
-    answered = labels[neighbours.indices]
-    wrong = np.flatnonzero((answered[:, 0] != labels) & (sizes[labels] > 1))
+    classes = labels[neighbours.indices]
+    wrong = np.flatnonzero((classes[:, 0] != labels) & (sizes[labels] > 1))
     kinds, place, times = np.unique(
-        np.stack([labels[wrong], answered[wrong, 0]]), axis=1, return_inverse=True, return_counts=True
+        np.stack([labels[wrong], classes[wrong, 0]]), axis=1, return_inverse=True, return_counts=True
     )
-    agreement = (answered[wrong] == answered[wrong, :1]).sum(axis=1)
+    agreement = (classes[wrong] == classes[wrong, :1]).sum(axis=1)
     # The example of each pair: most results of the other class, then the most similar first result.
     order = np.lexsort((-neighbours.similarities[wrong, 0], -agreement, place.reshape(-1)))
     first = np.searchsorted(place.reshape(-1)[order], np.arange(kinds.shape[1]))
     confusions = [
-        Confusion(int(asked), int(other), int(count), int(sizes[asked]), int(wrong[example]))
-        for asked, other, count, example in zip(*kinds.tolist(), times.tolist(), order[first].tolist(), strict=True)
+        Confusion(int(own), int(other), int(count), int(sizes[own]), int(wrong[example]))
+        for own, other, count, example in zip(*kinds.tolist(), times.tolist(), order[first].tolist(), strict=True)
     ]
-    return sorted(confusions, key=lambda c: (-c.times, -c.times / c.queries, c.asked, c.answered))
+    return sorted(confusions, key=lambda c: (-c.times, -c.times / c.queries, c.query_class, c.result_class))
 
 
 def failures_section(
@@ -125,8 +125,8 @@ def failures_section(
     def grid(pairs: Sequence[Confusion]) -> Markup:
         rows: list[list[Child]] = [
             [
-                breakable(names[pair.asked]),
-                breakable(names[pair.answered]),
+                breakable(names[pair.query_class]),
+                breakable(names[pair.result_class]),
                 f"{pair.times:,} of {pair.queries:,}",
                 f"{100 * pair.times / pair.queries:.0f} %",
             ]
@@ -139,16 +139,16 @@ def failures_section(
         badge = element("span", "near-duplicate of another class", class_="badge")
         notes = [
             join(
-                element("strong", name_of(names[pair.asked])),
+                element("strong", name_of(names[pair.query_class])),
                 " taken for ",
-                element("strong", name_of(names[pair.answered])),
+                element("strong", name_of(names[pair.result_class])),
                 f", {pair.times:,} of {pair.queries:,} queries",
                 badge if has_other_label(pair.example) else None,
             )
             for pair in pairs
         ]
-        queries, answered = [pair.example for pair in pairs], [pair.answered for pair in pairs]
-        return rows_of_results(queries, [primary], images, atlas, twins=twins, notes=notes, about=answered)
+        queries, others = [pair.example for pair in pairs], [pair.result_class for pair in pairs]
+        return rows_of_results(queries, [primary], images, atlas, twins=twins, notes=notes, other_classes=others)
 
     failed = sum(pair.times for pair in confusions)
     share = sum(pair.times for pair in confusions[:PAIRS]) / failed
@@ -281,13 +281,14 @@ def rows_of_results(
     *,
     twins: Twins | None = None,
     notes: Sequence[Markup] | None = None,
-    about: Sequence[int] | None = None,
+    other_classes: Sequence[int] | None = None,
 ) -> Markup:
     """Each query with a row of results for every model.
 
     Args:
         queries, models, images, atlas: what to show. top: results of each. twins: near-duplicates, to be marked.
-        notes: words above each query. about: another class that each row is about; a filter finds the row by it too.
+        notes: words above each query. other_classes: another class of each row, by which a filter
+            finds it too.
     """
     own = np.array(queries, np.int64)
     top = min(top, len(images.names) - 1)
@@ -321,7 +322,7 @@ def rows_of_results(
                 "file": images.names[query],
                 "picture": atlas.image(query, f"Query: an image of class {name}"),
                 "note": None if notes is None else notes[place],
-                "classes": [name] if about is None else [name, images.class_names[about[place]]],
+                "classes": [name] if other_classes is None else [name, images.class_names[other_classes[place]]],
                 "rows": rows,
             }
         )

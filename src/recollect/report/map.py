@@ -241,7 +241,7 @@ class SmallPictures:
 
 def read_small(images: ImageSet, places: Sequence[int] | NDArray[np.int64]) -> SmallPictures:
     """Small copies of the images at ``places``; those that cannot be read are left out."""
-    wanted = np.unique(np.asarray(places, np.int64))
+    places = np.unique(np.asarray(places, np.int64))
 
     def one(place: int) -> tuple[NDArray[np.uint8], float, NDArray[np.uint8]] | None:
         try:
@@ -253,13 +253,13 @@ def read_small(images: ImageSet, places: Sequence[int] | NDArray[np.int64]) -> S
             return None
 
     readable: list[int] = []
-    pixels, shapes = np.empty((len(wanted), SIDE, SIDE, 3), np.uint8), []
-    fine = np.empty((len(wanted), FINE, FINE), np.uint8)
+    pixels, shapes = np.empty((len(places), SIDE, SIDE, 3), np.uint8), []
+    fine = np.empty((len(places), FINE, FINE), np.uint8)
     with (
         ThreadPoolExecutor(min(8, os.cpu_count() or 1), "recollect-small") as pool,
-        ProgressLine("small pictures", len(wanted), quiet=None if len(wanted) >= _MANY else True) as line,
+        ProgressLine("small pictures", len(places), quiet=None if len(places) >= _MANY else True) as line,
     ):
-        for place, picture in zip(wanted.tolist(), pool.map(one, wanted.tolist()), strict=True):
+        for place, picture in zip(places.tolist(), pool.map(one, places.tolist()), strict=True):
             if picture is not None:
                 pixels[len(readable)], shape, fine[len(readable)] = picture
                 readable.append(place)
@@ -331,13 +331,13 @@ def _sheet(
 ) -> tuple[str, NDArray[np.int64], int]:
     """The small pictures as one image, the tile of every point, and how many columns there are."""
     tiles = np.full(len(places), _NO_TILE)
-    wanted = places
+    pictured = places
     if len(places) > MOST_TILES:
-        wanted = np.sort(np.random.default_rng(1).choice(places, MOST_TILES, replace=False))
+        pictured = np.sort(np.random.default_rng(1).choice(places, MOST_TILES, replace=False))
     pictures: list[tuple[int, NDArray[np.uint8], float]] = []
     if images.images is not None:
-        unread = wanted if small is None else np.setdiff1d(wanted, small.places)
-        for some in (() if small is None else (small.of(wanted),)) + (read_small(images.images, unread),):
+        unread = pictured if small is None else np.setdiff1d(pictured, small.places)
+        for some in (() if small is None else (small.of(pictured),)) + (read_small(images.images, unread),):
             pictures += zip(some.places.tolist(), some.pixels, some.shapes.tolist(), strict=True)
     columns = max(1, math.ceil(math.sqrt(len(pictures))))
     rows = max(1, math.ceil(len(pictures) / columns))
@@ -471,12 +471,12 @@ def luminance(colour: Colour) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def _of_luminance(hue: float, wanted: float) -> Colour:
+def _of_luminance(hue: float, target: float) -> Colour:
     """The colour of that hue: lightness alone does not tell how bright a colour looks, yellow is far brighter than blue."""
     low, high = 0.0, 1.0
     for _ in range(12):
         middle = (low + high) / 2
-        low, high = (middle, high) if luminance(_rgb(hue, middle)) < wanted else (low, middle)
+        low, high = (middle, high) if luminance(_rgb(hue, middle)) < target else (low, middle)
     return _rgb(hue, high)
 
 

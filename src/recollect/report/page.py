@@ -107,16 +107,16 @@ def write_report(
     cache: results.EvaluationCache = {}
     options: dict[str, Any] = {"split": split, "root": place, "device": device, "on_bad_image": on_bad_image}
     remarks = [f"{run.name}: {remark}" if len(read) > 1 else remark for run in read for remark in run.remarks]
-    measured: list[tuple[Run, RunResults]] = []
+    evaluated: list[tuple[Run, RunResults]] = []
     for run in read:
         others = [other for other in read if other is not run]
         try:
-            measured.append((run, results.evaluate_run(run, cache=cache, other_runs=others, **options)))
+            evaluated.append((run, results.evaluate_run(run, cache=cache, other_runs=others, **options)))
         except RecollectError as error:
             if root is not None:
                 raise
             remarks.append(f"No test images for {run.name}: {error}")
-    compared = _compare(measured, len(read) == 1, remarks, limit, place) if measured else None
+    compared = _compare(evaluated, len(read) == 1, remarks, limit, place) if evaluated else None
     remarks = list(dict.fromkeys(remarks))
     for remark in remarks:
         logger.info(remark)
@@ -141,16 +141,16 @@ def check_target(path: Path, overwrite: bool, generator: str = GENERATOR) -> Non
 
 
 def _compare(
-    measured: Sequence[tuple[Run, RunResults]], alone: bool, remarks: list[str], limit: int | None, root: str | None
+    evaluated: Sequence[tuple[Run, RunResults]], single: bool, remarks: list[str], limit: int | None, root: str | None
 ) -> Comparison | None:
     """Everything that can be compared: the common starting weights, if any, and every run on the same images."""
-    for run, one in measured:
-        # What is true of all is said once.
-        shared = {remark for remark in one.remarks if all(remark in other.remarks for _, other in measured)}
-        remarks += [remark if alone or remark in shared else f"{run.name}: {remark}" for remark in one.remarks]
-    images = next((one.images for _, one in measured if one.images.images is not None), measured[0][1].images)
-    same = [(run, one) for run, one in measured if one.images.same_as(images)]
-    for run, one in measured:
+    for run, one in evaluated:
+        # A remark about all runs appears once.
+        shared = {remark for remark in one.remarks if all(remark in other.remarks for _, other in evaluated)}
+        remarks += [remark if single or remark in shared else f"{run.name}: {remark}" for remark in one.remarks]
+    images = next((one.images for _, one in evaluated if one.images.images is not None), evaluated[0][1].images)
+    same = [(run, one) for run, one in evaluated if one.images.same_as(images)]
+    for run, one in evaluated:
         if not one.images.same_as(images):
             data = one.images.data
             remarks.append(f"{run.name} was tested on other images ({data}), so its queries are not compared.")
@@ -159,7 +159,7 @@ def _compare(
     if len({one.init_key for _, one in same}) == 1 and first.init is not None:
         models.append(first.init)
     trained = [one.trained for _, one in same if one.trained is not None]
-    models += [replace(model, name=results.AFTER) for model in trained] if alone else trained
+    models += [replace(model, name=results.AFTER) for model in trained] if single else trained
     if not models:
         return None
     places = results.choose(images.labels, limit)

@@ -1,6 +1,6 @@
 """Runs of a report and their results: metrics and vectors of the test images before and after training.
 
-``read_run`` reads a run folder, ``measure`` embeds and evaluates its test images, and ``settings_of`` and
+``read_run`` reads a run folder, ``evaluate_run`` embeds and evaluates its test images, and ``settings_of`` and
 ``mean_over_seeds`` put runs together that differ only in the seed. A report is most useful when something failed, so only a
 folder that is not a run is refused; other missing or damaged files become remarks.
 
@@ -161,8 +161,7 @@ def read_run(path: Path | str) -> Run:
         remarks.append("config.yaml contains no settings.")
         settings = {}
     config, manifest = None, {}
-    steps: list[dict[str, Any]] = []
-    evaluations: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     try:
         config = folder.read_config()
     except RecollectError as error:
@@ -172,12 +171,12 @@ def read_run(path: Path | str) -> Run:
     except RecollectError as error:
         remarks.append(f"manifest.json cannot be read: {error}")
     try:
-        for record in folder.read_metrics(remarks.append):
-            (steps if record["kind"] == "step" else evaluations).append(record)
+        records += folder.read_metrics(remarks.append)
     except RecollectError as error:
         remarks.append(f"metrics.jsonl cannot be read: {error}")
-    evaluated = _evaluated(folder, remarks)
-    name = folder.path.resolve().name
+    steps = [record for record in records if record["kind"] == "step"]
+    evaluations = [record for record in records if record["kind"] != "step"]
+    name, evaluated = folder.path.resolve().name, _evaluated(folder, remarks)
     return Run(name, folder, config, settings, manifest, steps, evaluations, evaluated, remarks)
 
 
@@ -396,7 +395,7 @@ def evaluate_run(
         raise DataError("its settings cannot be read, so its test images are not known.")
     data = config.data
     split = split or data.test_split
-    # Of another split, beside those of the test: a look at the training images does not cost a later report its test.
+    # Another split is cached separately, so that a report on training images keeps the vectors of the test.
     part = "" if split == data.test_split else "-" + re.sub(r"[^\w.+-]+", "_", split)[:80]
     path = run.folder.path / "report" / f"vectors{part}.npz"
     cache = {} if cache is None else cache
@@ -424,8 +423,8 @@ def evaluate_run(
     about = ReportImages(title, split, list(images.names), images.labels, list(images.class_names), len(images), images)
     vectors = CachedVectors(about, {}, {"images": set_digest(images, keys)}, {})
     if screened.excluded:
-        classes_left_out = "class that was trained on/classes that were trained on"
-        vectors.excluded.append(number_of(len(screened.trained_classes), classes_left_out))
+        words = "class that was trained on/classes that were trained on"
+        vectors.excluded.append(number_of(len(screened.trained_classes), words))
     seen = bool(screened.trained_classes) and not screened.excluded  # no class is new
     if record is not None and not seen:
         trained_keys = {key.tobytes() for key in record.keys}
@@ -485,15 +484,15 @@ def _test_images(
         if theirs is None or theirs.name != data.name or relocated_root(theirs.root, root) != place:
             continue
         their_record = read_trained_on(other.folder.path)
-        # A final training leaves no class to test on: it does not cost the others theirs.
+        # Runs trained on all classes are ignored: they would leave nothing to test on.
         if their_record is not None and their_record.data == record.data and theirs.train_split != "all":
             records.append(their_record)
     joint = merge_records(records)
     if joint is record:
         return own, record
     common = load_by_record(data.name, place, split, joint, options)
-    left = set(common.class_names) - joint.classes - joint.validation_classes
-    return (common, joint) if len(left) > 1 else (own, record)
+    new_classes = set(common.class_names) - joint.classes - joint.validation_classes
+    return (common, joint) if len(new_classes) > 1 else (own, record)
 
 
 def _evaluate(
@@ -532,9 +531,9 @@ def _evaluate(
     except RecollectError as error:
         raise DataError(f"{images.data} ({images.split}) cannot be evaluated: {error}") from error
     one = after or before
-    if one is not None and (alone := len(images.names) - one.evaluation.counted):
+    if one is not None and (singletons := len(images.names) - one.evaluation.counted):
         several = "queries without a positive: the only images of their classes"
-        excluded.append(number_of(alone, f"query without a positive: the only image of its class/{several}"))
+        excluded.append(number_of(singletons, f"query without a positive: the only image of its class/{several}"))
     trained_on = set(cached.copies)
     copies = [place for place, name in enumerate(images.names) if name in trained_on]
     key = cached.keys.get("init", "")
@@ -585,22 +584,22 @@ def settings_of(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(str(sorted(_asked(run).items())), []).append(run)
+        groups.setdefault(str(sorted(_user_settings(run).items())), []).append(run)
     named = [(_name([run.name for run in group]), group) for group in groups.values()]
     names = [name for name, _ in named]
     # If two settings would have the same name, the first run's tells them apart.
     return [(name if names.count(name) == 1 else f"{group[0].name}, …", group) for name, group in named]
 
 
-def _asked(run: Run) -> dict[str, str]:
+def _user_settings(run: Run) -> dict[str, str]:
     """The settings as the user asked for them: what was chosen by trials is "auto"."""
-    made = run.manifest.get("choices")
-    chosen = {str(choice["name"]) for choice in made or () if isinstance(choice, dict) and "name" in choice}
-    if chosen & _LENGTH:
-        chosen |= _LENGTH
-    chosen &= {*_BY_TRIALS}
-    asked = flat_settings(run.settings, without=("run.seed", "name", *chosen)) | dict.fromkeys(chosen, "auto")
-    return asked | {"the training images": run.trained_on}
+    choices = run.manifest.get("choices") or ()
+    auto = {str(choice["name"]) for choice in choices if isinstance(choice, dict) and "name" in choice}
+    if auto & _LENGTH:
+        auto |= _LENGTH
+    auto &= {*_BY_TRIALS}
+    settings = flat_settings(run.settings, without=("run.seed", "name", *auto)) | dict.fromkeys(auto, "auto")
+    return settings | {"the training images": run.trained_on}
 
 
 def flat_settings(values: Mapping[str, Any], above: str = "", without: Sequence[str] = ()) -> dict[str, str]:

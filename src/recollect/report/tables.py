@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,22 +57,6 @@ def headline(models: Sequence[ModelResult]) -> Markup | None:
     return element("ul", tiles, class_="tiles") if tiles else None
 
 
-@dataclass(frozen=True)
-class _Judgement:
-    """A line of the verdict: two models compared, or what a run recorded ``against`` its start or the pre-trained network.
-
-    ``seen``: the model that was trained on the classes of the test. ``error``: why there is no verdict.
-    """
-
-    verdict: Verdict | None
-    before: ModelResult | None = None
-    after: ModelResult | None = None
-    seen: ModelResult | None = None
-    run: Run | None = None
-    against: str | None = None
-    error: str | None = None
-
-
 def verdict_section(
     runs: Sequence[Run],
     models: Sequence[ModelResult],
@@ -88,21 +71,26 @@ def verdict_section(
     """
     if not models or images is None:
         return None
-    lines = []
+    # A line compares two models, or is what a run recorded against its start or the pre-trained network.
+    lines: list[dict[str, Any]] = []
+    intervals = False
     for before, after in _pairs(models)[:_MOST]:
         seen = next((one for one in (after, before) if one.seen), None)
+        pair: dict[str, Any] = {"before": before, "after": after, "seen": seen, "error": None, "run": None}
         try:
-            lines.append(_Judgement(verdict(before.evaluation, after.evaluation), before, after, seen))
+            pair["verdict"] = verdict(before.evaluation, after.evaluation)
+            intervals |= seen is None and pair["verdict"].enough_classes
         except RecollectError as error:
-            lines.append(_Judgement(None, before, after, error=str(error)))
-    intervals = any(one.verdict is not None and not one.seen and one.verdict.enough_classes for one in lines)
+            pair["error"] = str(error)
+        lines.append(pair)
     single = [group[0] for _, group in settings_of(runs) if len(group) == 1]
     recorded = [(run, "start") for run in single if len(single) <= _MOST_STARTS]
     for run, against in recorded + [(run, "pretrained") for run in apart[:_MOST]]:
         values = run.recorded("verdicts").get(against)
         with suppress(RecollectError):
             if isinstance(values, Mapping):
-                lines.append(_Judgement(Verdict.from_dict(values), run=run, against=against))
+                judged = {"verdict": Verdict.from_dict(values), "run": run, "against": against}
+                lines.append(judged | {"seen": None, "error": None})
     return render(
         "verdict.html",
         named=len(runs) > 1,
