@@ -116,24 +116,6 @@ def test_commands_exist(page: Path) -> None:
     assert _impossible(page) == []
 
 
-def test_the_check_of_commands_finds_mistakes(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "```\nrecollect trian\nrecollect train --bach 3   a remark\ntorchrun -m recollect train sop --root D\n```\n"
-        "- `recollect train --final`\n- `recollect train --seed --plan`\n"
-        "and `recollect recipes sop/r51/rsk`, but `recollect train --data photos` is right.\n"
-    )
-    wrong = [line.split(":")[0] for line in _impossible(page)]
-    assert wrong == [
-        "no verb",
-        "no option --bach",
-        "no recipe sop",
-        "no value for --final",
-        "no value for --seed",
-        "no recipe sop/r51/rsk",
-    ]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_within_the_project_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

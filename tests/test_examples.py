@@ -41,8 +41,3 @@ def test_the_example_of_an_index_shows_what_it_loses_and_saves(monkeypatch: pyte
     assert rows["PQ8x4"][3] < size[0]
     assert min(milliseconds) > 0
     sys.modules.pop("approximate_index")
-
-
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_an_example_is_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 60

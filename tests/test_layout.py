@@ -92,11 +92,6 @@ def test_no_file_imports_itself_through_others() -> None:
     TopologicalSorter(imports).prepare()
 
 
-def test_every_room_has_its_layer() -> None:
-    rooms = {_room(path) for path in _files()} - {""}
-    assert rooms == set.union(*LAYERS)
-
-
 def test_benchmarks_and_tools_import_what_there_is() -> None:
     """They are seldom run: a name that moved would be noticed only then."""
     missing = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -79,28 +78,6 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {"recollect/recipes/sop.yaml", "recollect/recipes/_as_released.yaml", "recollect/report/style.css"} <= kept
 
 
-def test_its_metadata(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        text = archive.read(f"recollect-{__version__}.dist-info/METADATA").decode()
-        scripts = archive.read(f"recollect-{__version__}.dist-info/entry_points.txt").decode()
-        assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
-    assert f"\nVersion: {__version__}\n" in text
-    assert "\nLicense-Expression: Apache-2.0\n" in text
-    assert "recollect = recollect.cli:main" in scripts
-
-
-def test_the_version_stands_in_one_place() -> None:
-    assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text()
-    stated = [
-        path.relative_to(ROOT).as_posix()
-        for path in (*PACKAGE.rglob("*.py"), ROOT / "pyproject.toml")
-        if re.search(rf"version(__)?\W.*{re.escape(__version__)}", path.read_text(encoding="utf-8"))
-    ]
-    assert stated == ["src/recollect/_version.py"]
-    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"\n## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.release
 def test_it_is_used_outside_the_project(home: Path) -> None:
     command = home / "env" / "bin" / "recollect"
@@ -121,14 +98,3 @@ def test_it_is_used_outside_the_project(home: Path) -> None:
     assert _run(command, "report", "run", "--quiet", where=home) == "run/report.html\n"
     page = (home / "run" / "report.html").read_text(encoding="utf-8")
     assert (PACKAGE / "report" / "style.css").read_text(encoding="utf-8").splitlines()[-1] in page
-
-
-@pytest.mark.release
-def test_type_checkers_see_its_types(home: Path) -> None:
-    """``py.typed`` counts: a wrong use of a public name is an error to someone who only has the wheel."""
-    (home / "use.py").write_text("from recollect import RecallAtK\nRecallAtK(tau1='warm')\n")
-    ini = "[mypy]\n" + "".join(f"[mypy-{name}.*]\nfollow_imports = skip\n" for name in ("torch", "numpy"))
-    (home / "mypy.ini").write_text(ini)  # not their types: they take half a minute
-    check = [sys.executable, "-m", "mypy", "--python-executable", home / "env" / "bin" / "python", "use.py"]
-    done = subprocess.run([str(part) for part in check], cwd=home, capture_output=True, text=True, check=False)
-    assert 'Argument "tau1" to "RecallAtK" has incompatible type "str"' in done.stdout

@@ -73,12 +73,6 @@ def test_what_nobody_foresaw_is_a_sentence(capsys: pytest.CaptureFixture[str]) -
     assert said.count("\n") == 1
 
 
-def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RECOLLECT_DEBUG", "1")
-    assert run_command(lambda: 1 / 0) == 1
-    assert "Traceback" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 def test_a_signal_that_a_library_turned_into_another_error_is_still_one(capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> None:

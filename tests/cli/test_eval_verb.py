@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -50,13 +49,6 @@ def test_vectors_from_a_file(file, vectors):
     assert written["metrics"] == expected.metrics
     assert written["queries"] == 150
     assert Evaluation.load(file.parent / "run-eval" / "queries.npz").metrics == expected.metrics
-
-
-def test_nothing_is_overwritten_silently(file):
-    run(file)
-    with pytest.raises(RecollectError, match="already exists"):
-        run(file)
-    run(file, "--overwrite")
 
 
 def test_gallery_and_options(vectors, tmp_path):
@@ -107,52 +99,12 @@ def test_compare_takes_the_folder_of_a_run(file, vectors, tmp_path):
         run(file, "--compare", place, "--overwrite")
 
 
-def test_one_class_measures_nothing(vectors, tmp_path):
-    np.savez(tmp_path / "one.npz", embeddings=vectors[0], labels=np.zeros_like(vectors[1]))
-    assert "the numbers measure nothing" in " ".join(run(tmp_path / "one.npz").split())
-
-
-def test_reid(file):
-    assert "reid/r@1" in run(file, "--protocol", "reid")
-
-
 def test_instance_search(vectors, tmp_path):
     found, _ = vectors
     gnd = [{"easy": [i], "hard": [i + 1], "junk": []} for i in range(5)]
     np.savez(tmp_path / "ox.npz", embeddings=found[:5], gallery=found, gnd=np.array(json.dumps(gnd)))
     assert "medium/map" in run(tmp_path / "ox.npz")
     assert "hard/mp@10" in np.load(tmp_path / "ox-eval" / "queries.npz").files
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "give one model"),
-        (["x.npz", "--init", "tiny"], "give one model"),
-        (["missing.npz"], "no such file"),
-        (["--init", "lite0-in1k"], "--data NAME"),
-        (["nowhere", "--data", "glyphs"], "neither a folder nor an initialisation"),
-        (["no/where", "--data", "glyphs"], "no such run or folder"),
-        (["x.npz", "--ks", "1,two"], "separated by commas"),
-        (["x.npz", "--protocol", "other"], "choose all or reid"),
-    ],
-)
-def test_mistakes_are_sentences(arguments, message):
-    with pytest.raises(RecollectError, match=message):
-        run(*arguments)
-
-
-def test_files_that_are_not_vectors(tmp_path):
-    (tmp_path / "text.npz").write_text("hello")
-    np.savez(tmp_path / "other.npz", something=np.eye(2))
-    np.savez(tmp_path / "bare.npz", embeddings=np.eye(2))
-    for name, message in (
-        ("text", "not an .npz"),
-        ("other", "no array 'embeddings'"),
-        ("bare", "no array 'labels'"),
-    ):
-        with pytest.raises(RecollectError, match=message):
-            run(tmp_path / f"{name}.npz")
 
 
 PHOTOS = {"r@1": 88.4, "r@7": 96.2, "table": "methods"}
@@ -196,14 +148,6 @@ def test_a_run_with_its_published_row(run_folder, tmp_path):
     assert np.allclose(np.load(tmp_path / "v.npz")["embeddings"], vectors.numpy(), atol=1e-5)
 
 
-def test_another_set_has_a_result_of_its_own(run_folder, trained):
-    run(run_folder)
-    run(run_folder, "--data", trained.parent / "other")
-    assert len(list((run_folder / "eval").iterdir())) == 2
-    with pytest.raises(RecollectError, match="already exists"):
-        run(run_folder, "--data", trained.parent / "other")
-
-
 def test_a_bare_initialisation_has_no_head(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = ["--data", trained.parent / "images"]
@@ -212,12 +156,6 @@ def test_a_bare_initialisation_has_no_head(trained, tmp_path, monkeypatch):
     assert written_by(tmp_path / "runs" / "init-lite0-in1k" / "eval")["source"]["model"] == "init lite0-in1k"
     with pytest.raises(RecollectError, match="already exists"):
         run("--init", "lite0-in1k", *data)
-
-
-def test_a_run_beside_a_recipe_of_the_paper(run_folder, trained):
-    data = ["--data", trained.parent / "other"]
-    out = run(run_folder, "--recipe", "sop/r50-512/rsk", *data)
-    assert "published" not in out  # those numbers are of another data set
 
 
 def test_compare_is_of_the_same_images(run_folder, trained, tmp_path):
@@ -233,39 +171,3 @@ def test_compare_is_of_the_same_images(run_folder, trained, tmp_path):
     # The other set has as many images of as many classes.
     with pytest.raises(RecollectError, match="of different images"):
         run(run_folder, "--data", trained.parent / "other", "--compare", queries, *again)
-
-
-def test_bad_images_are_skipped_and_listed(trained, run_folder, tmp_path):
-    shutil.copytree(trained.parent / "other", tmp_path / "photos")
-    (tmp_path / "photos" / "test" / "test-01" / "2.png").write_bytes(b"no image")
-    with pytest.raises(RecollectError, match=r"2\.png"):
-        run(run_folder, "--data", tmp_path / "photos")
-    run(run_folder, "--data", tmp_path / "photos", "--skip-bad")
-    written = written_by(run_folder)
-    assert written["queries"] == 17
-    assert [bad["name"] for bad in written["source"]["skipped"]] == ["test/test-01/2.png"]
-
-
-def test_images_and_runs_moved_together(trained, tmp_path):
-    shutil.copytree(trained.parent, tmp_path / "moved")
-    first = json.loads(run(tmp_path / "moved" / "run", "--json", "-q"))
-    shutil.rmtree(tmp_path / "moved" / "run" / "eval")
-    # The copy is found from the run where the original is not.
-    config = tmp_path / "moved" / "run" / "config.yaml"
-    config.write_text(config.read_text().replace(str(trained.parent), "/gone"))
-    moved = json.loads(run(tmp_path / "moved" / "run", "--json", "-q"))
-    assert moved["metrics"] == first["metrics"]
-    assert moved["source"]["root"] == str(tmp_path / "moved" / "images")
-    shutil.move(tmp_path / "moved" / "images", tmp_path / "photos")
-    with pytest.raises(RecollectError, match=r"no longer in .*--root"):
-        run(tmp_path / "moved" / "run")
-    found = json.loads(run(tmp_path / "moved" / "run", "--root", tmp_path / "photos", "--json", "-q", "--overwrite"))
-    assert found["metrics"] == first["metrics"]
-
-
-def test_help_does_not_load_torch():
-    import subprocess
-
-    code = "import sys; from recollect.cli.main import app; sys.exit('torch' in sys.modules)"
-    environment = {"PYTHONPATH": ":".join(sys.path)}
-    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0

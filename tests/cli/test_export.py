@@ -23,9 +23,3 @@ def test_export_writes_the_file_and_prints_the_difference(tmp_path: Path) -> Non
     again = CliRunner().invoke(app, arguments)
     assert isinstance(again.exception, RecollectError)
     assert CliRunner().invoke(app, [*arguments, "--overwrite"]).exit_code == 0
-
-
-def test_a_folder_without_an_embedder_is_a_sentence(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["export", str(tmp_path), "--onnx", str(tmp_path / "e.onnx")])
-    assert isinstance(result.exception, RecollectError)
-    assert str(tmp_path) in str(result.exception)

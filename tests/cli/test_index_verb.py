@@ -84,42 +84,23 @@ def test_single_images_and_information(place: Path) -> None:
     assert "no damage found" in text
 
 
-def test_another_model(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    _run("index", "shop.index", "photos", "--model", "model")
-    said = _fails(capsys, monkeypatch, "index", "shop.index", "photos", "--model", "other")
-    assert "--rebuild" in said
-    assert "20 added" in _run("index", "shop.index", "--rebuild", "--model", "other")
-    info = json.loads(_run("index", "shop.index", "--info", "--json"))
-    assert info["model"]["model"] == str(place / "other")
-    assert info["generation"] == 2
-    assert "class2/0.png" in _run("search", "shop.index", "photos/class2/0.png", "--top", "1")
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         ("index nothing.index photos", "--model"),
-        ("index nothing.index --info", "--model"),
-        ("index shop.index nowhere --model model", "no such folder"),
         ("index photos photos --model model", "is a folder"),
         ("index shop.index --add --model model", "give the files"),
-        ("index shop.index --remove --model model", "give the ids"),
-        ("index shop.index --rebuild", "--model"),
         ("index shop.index photos --model model --dim 9", "from 1 to 8"),
         ("index ftp://x/y photos --model model", "Addresses begin"),
         ("search nothing.index photos/class0/0.png", "no index"),
-        ("search photos photos/class0/0.png", "folder"),
         ("index made.index photos/class0/0.png", "folders and .csv files"),
         ("search made.index nothing.png", "neither a file"),
-        ("search made.index photos/class0/0.png --where label", "name=value"),
         ("search made.index photos/class0/0.png --model other", "not the model"),
-        ("search made.index bad.png", "bad.png"),
     ],
 )
 def test_mistakes_end_with_a_sentence(
     place: Path, words: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("bad.png").write_bytes(b"junk")
     if "made.index" in words:
         _run("index", "made.index", "photos", "--model", "model")
     assert says in _fails(capsys, monkeypatch, *words.split())
@@ -154,17 +135,6 @@ def test_calibrate_and_duplicates(
         assert says in _fails(capsys, monkeypatch, *words.split())
 
 
-def test_calibrate_takes_its_own_advice_on_a_model_that_moved(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _run("index", "shop.index", "photos", "--model", "model")
-    Path("model").rename("moved")
-    for words in (["calibrate", "shop.index"], ["calibrate", "shop.index", "--data", "photos"]):
-        words += ["--false-match-rate", "0.02"]
-        assert "--model" in _fails(capsys, monkeypatch, *words)
-        assert "20 images of 4 classes" in _run(*words, "--model", "moved")
-
-
 def test_search_follows_links_and_takes_its_own_advice_on_moved_models(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,10 +148,3 @@ def test_search_follows_links_and_takes_its_own_advice_on_moved_models(
         assert "--model" in _fails(capsys, monkeypatch, *words)
         assert "class1/2.png" in _run(*words, "--model", "moved")
         assert "class1/2.png" in _run("search", name, "class1/2.png"), "an id needs no model"
-
-
-def test_images_that_cannot_be_read_are_skipped(place: Path) -> None:
-    Path("photos/class0/broken.png").write_bytes(b"x")
-    assert "20 added, 0 updated, 0 removed, 0 unchanged, 1 skipped" in _run(
-        "index", "shop.index", "photos", "--model", "model"
-    )

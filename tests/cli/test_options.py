@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recollect.cli.main import app, show_data_warnings
-from recollect.cli.options import remarks_aside, show_remarks
+from recollect.cli.options import show_remarks
 from recollect.common import console
 from recollect.common.console import PROGRESS
 from recollect.common.errors import DataWarning, RecollectError
@@ -34,38 +32,12 @@ def test_remarks_go_to_standard_output(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr() == ("the plan\n", "")
 
 
-def test_with_json_they_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    remarks_aside()
-    log.info("the plan")
-    assert capsys.readouterr() == ("", "recollect: the plan\n")
-
-
 def test_quiet_leaves_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     console.silent = True
     log.info("the plan")
     log.info("half", extra=PROGRESS)
     log.warning("a run failed")
     assert capsys.readouterr() == ("", "recollect: a run failed\n")
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_terminal_has_a_live_line_instead_of_progress(
-    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    log.info("half", extra=PROGRESS)
-    assert capsys.readouterr().out == ("" if terminal else "half\n")
-
-
-def test_ending_leaves_the_logger_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    library = logging.getLogger("recollect")
-    before = list(library.handlers)
-    with show_remarks():
-        pass
-    assert len(library.handlers) == len(before) - 1
-    assert library.level == logging.INFO  # the other one still shows
-    log.info("the plan")
-    assert capsys.readouterr() == ("", "")
 
 
 def test_warnings_about_data_are_sentences_and_said_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,12 +51,6 @@ def test_warnings_about_data_are_sentences_and_said_once(capsys: pytest.CaptureF
         warnings.warn("cub: too few.", DataWarning, stacklevel=1)
     assert capsys.readouterr().err == "recollect: sop: too few.\n"
     assert [str(other.message) for other in others] == ["something else"]
-
-
-def test_as_a_library_nothing_is_printed() -> None:
-    said = "import logging, recollect; logging.getLogger('recollect.training').warning('careful')"
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True, timeout=600)
-    assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -48,21 +48,6 @@ def test_a_folder_with_the_name_of_a_data_set_is_asked_about(
     assert resolve("glyphs").data.name == "glyphs"
 
 
-def test_a_folder_in_the_place_of_a_recipe(tmp_path: Path) -> None:
-    refused = CliRunner().invoke(app, ["train", str(tmp_path), "--plan"])
-    assert isinstance(refused.exception, ConfigError)
-    assert f"--data {tmp_path}" in str(refused.exception)
-
-
-def test_a_recipe_that_needs_no_folder_refuses_one(tmp_path: Path) -> None:
-    make_images(tmp_path)
-    refused = CliRunner().invoke(app, ["train", "glyphs", "--data", str(tmp_path), "--plan"])
-    assert isinstance(refused.exception, ConfigError)
-    assert f"--data {tmp_path}" in str(refused.exception)
-    config = resolve("glyphs", ["data.name=folder", f"data.root={tmp_path}"])
-    assert (config.data.name, config.model.init) == ("folder", "tiny")
-
-
 def test_the_split_of_a_folder_is_part_of_the_configuration(tmp_path: Path) -> None:
     config = resolve("folder", ["data.options.test_share=0.25", "data.max_pixels=1000"])
     assert config.data.options == {"class_split": "balanced", "test_share": 0.25}

@@ -11,9 +11,7 @@ from typer.testing import CliRunner
 
 from recollect.cli.main import app
 from recollect.common.errors import RecollectError
-from recollect.inference.models import open_model
-from recollect.training.run import RunFolder
-from training.small_runs import final_weights, make_images, same_bits, small_config
+from training.small_runs import make_images, small_config
 
 
 def run(*arguments: object) -> str:
@@ -46,35 +44,6 @@ def test_eval_measures_the_lengths_of_the_run(trained: Path, tmp_path: Path) -> 
         run("eval", trained, "--dims", "99", "--overwrite")
 
 
-def test_a_resumed_run_ends_with_the_same_weights(trained: Path, tmp_path: Path) -> None:
-    from recollect.training import trainer
-
-    config = RunFolder(trained).read_config()
-    half = tmp_path / "half"
-
-    class StopError(Exception):
-        pass
-
-    original = trainer.take_step
-    calls = 0
-
-    def stopping(*args, **options):
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            raise StopError
-        return original(*args, **options)
-
-    trainer.take_step = stopping
-    try:
-        with pytest.raises(StopError):
-            trainer.train(config, half)
-    finally:
-        trainer.take_step = original
-    trainer.train(resume=half)
-    assert same_bits(final_weights(half), final_weights(trained))
-
-
 def test_embed_and_search_compare_the_same_numbers(trained: Path, tmp_path: Path) -> None:
     images = trained.parent / "data" / "test"
     run("embed", trained, images, "--out", tmp_path / "all.npz")
@@ -90,11 +59,6 @@ def test_embed_and_search_compare_the_same_numbers(trained: Path, tmp_path: Path
         run("search", tmp_path / "short.npz", query, "--dim", 8)
 
 
-def test_an_index_says_how_to_make_a_shorter_one(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecollectError, match="index --dim 4"):
-        run("search", tmp_path / "photos.db", trained.parent / "data", "--dim", 4)
-
-
 def test_export_of_a_prefix(trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
@@ -102,21 +66,3 @@ def test_export_of_a_prefix(trained: Path, tmp_path: Path) -> None:
     session = runtime.InferenceSession(str(tmp_path / "e.onnx"), providers=["CPUExecutionProvider"])
     pixels = np.zeros((1, 3, 24, 24), np.uint8)
     assert session.run(["embedding"], {"pixels": pixels})[0].shape == (1, 4)
-
-
-def test_train_takes_dims(trained: Path) -> None:
-    out = run("train", "--plan", "--data", trained.parent / "data", "--dims", "8,16", "--init", "tiny", "--json")
-    assert "steps" in json.loads(out)
-    with pytest.raises(RecollectError, match=r"loss\.dims: 999"):
-        run("train", "--plan", "--data", trained.parent / "data", "--dims", "999", "--init", "tiny")
-
-
-def test_a_file_of_distractors_is_cut_as_well(trained: Path, tmp_path: Path) -> None:
-    vectors = np.random.default_rng(0).standard_normal((20, 16)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    np.save(tmp_path / "d.npy", vectors)
-    places = ["--metrics-out", tmp_path / "m.json", "--queries-out", tmp_path / "q.npz"]
-    run("eval", trained, "--distractors", tmp_path / "d.npy", "--dims", "4", *places)
-    alone = open_model(trained, dim=4)
-    assert alone.embedder.dim == 4
-    assert list(json.loads((tmp_path / "m.json").read_text())["dims"]) == ["4", "16"]

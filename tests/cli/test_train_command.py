@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,10 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from recollect.cli.main import app, main
-from recollect.common.console import RESULT
+from recollect.cli.main import app
 from recollect.config.schema import Config
 from recollect.training import trainer
 from recollect.training.run import Outcome
-from recollect.training.trainer import TrainingStoppedError
 
 
 @pytest.fixture
@@ -36,14 +32,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["train", *arguments])
-
-
-def test_defaults_train_on_the_embedded_characters(asked: list[Any]) -> None:
-    result = run()
-    config, out, _ = asked[0]
-    assert (config.name, config.data.name, config.model.init, out) == ("glyphs", "glyphs", "tiny", None)
-    assert "r@1 50.0  r@2 75.0" in result.output
-    assert "(step 7)" in result.output
 
 
 def test_a_folder_takes_the_recipe_for_folders(asked: list[Any], tmp_path: Path) -> None:
@@ -95,13 +83,6 @@ def test_options_take_what_the_settings_take_and_say_their_range(asked: list[Any
     assert "must be 1 or more" in str(run("--dims", "0,8").exception)
 
 
-def test_a_recipe_with_data_somewhere(asked: list[Any], tmp_path: Path) -> None:
-    run("sop/r50-512/rsk", "--data", str(tmp_path))
-    assert (asked[0][0].data.name, asked[0][0].data.root) == ("sop", str(tmp_path))
-    run("--data", "cars196", "--root", str(tmp_path))
-    assert (asked[1][0].data.name, asked[1][0].data.root, asked[1][0].name) == ("cars196", str(tmp_path), "folder")
-
-
 @pytest.mark.parametrize("verb", [["train"], ["tune"], ["compare", "--losses", "recall_at_k"]])
 def test_a_root_alone_does_not_train_on_other_images(verb: list[str], tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*verb, "--plan", "--root", str(tmp_path)])
@@ -119,36 +100,3 @@ def test_a_resumed_run_is_told_where_and_how_to_read_images(asked: list[Any], tm
     run("--resume", str(tmp_path), "--root", "moved", "--skip-bad", "--device", "cpu", "--set", "data.cache=ram")
     given = {"data.root": "moved", "run.device": "cpu", "data.on_bad_image": "skip", "data.cache": "ram"}
     assert asked == [(None, None, tmp_path, given)]
-
-
-def test_a_stopped_training_ends_with_its_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stop(*arguments: Any, **options: Any) -> None:
-        raise TrainingStoppedError("asked to stop: saved after step 4.", 143)
-
-    monkeypatch.setattr(trainer, "train", stop)
-    monkeypatch.setattr(sys, "argv", ["recollect", "train"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 143
-    assert "saved after step 4" in capsys.readouterr().err
-
-
-def test_mistakes_are_sentences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["recollect", "train", "--set", "batch.sise=3"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    assert capsys.readouterr().err.startswith("recollect: glyphs: there is no setting 'batch.sise'. Did you mean size?")
-
-
-def test_quiet_prints_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train(*arguments: Any, **options: Any) -> Outcome:
-        log = logging.getLogger("recollect.training.trainer")
-        log.info("run        runs/x")
-        log.info("verdict    against lite0", extra=RESULT)
-        return Outcome(Path("runs/x"), 10, 1.0, 7, {})
-
-    monkeypatch.setattr(trainer, "train", train)
-    assert run("--quiet").output.splitlines() == ["verdict    against lite0", "model      runs/x/model (step 7)"]

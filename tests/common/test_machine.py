@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import subprocess
@@ -16,17 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import recollect
-from recollect import evaluate
 from recollect.common import machine
 from recollect.common.errors import ConfigError
 from recollect.common.machine import (
-    UNKNOWN,
     WORTH_A_THREAD,
     available_bytes,
-    fix_torchvision,
     forward_work,
     limited_threads,
-    spin_briefly,
     threads_for,
     total_memory,
     usable_device,
@@ -61,70 +56,36 @@ def version_2(path: str, limit: str, used: int, cached: int = 0) -> dict[str, st
     }
 
 
-@pytest.mark.usefixtures("alone")
-def test_without_groups_what_the_machine_has(tmp_path: Path) -> None:
-    system(tmp_path, MACHINE)
-    assert available_bytes(tmp_path) == 800 * MB
-    assert total_memory(tmp_path) == 1000 * MB
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(machine.os, "sysconf")
-    assert available_bytes(tmp_path) == UNKNOWN
-    assert total_memory(tmp_path) is None
-    system(tmp_path, {"proc/meminfo": "MemTotal: 9 kB\n"})
-    assert available_bytes(tmp_path) == UNKNOWN
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("path", ["/", "/jobs/ours"])
-def test_the_limit_of_a_container_holds(tmp_path: Path, path: str) -> None:
-    group = version_2(path.rstrip("/"), f"{300 * MB}\n", 100 * MB, cached=40 * MB)
-    system(tmp_path, {**MACHINE, "proc/self/cgroup": f"0::{path}\n", **group})
-    assert available_bytes(tmp_path) == 240 * MB, "cached pages of files can be had back"
-    assert total_memory(tmp_path) == 300 * MB
-
-
-@pytest.mark.usefixtures("alone")
-def test_the_tightest_group_around_counts(tmp_path: Path) -> None:
-    groups = {**version_2("/jobs", str(500 * MB), 450 * MB), **version_2("/jobs/ours", "max\n", 10 * MB)}
-    system(tmp_path, {**MACHINE, "proc/self/cgroup": "0::/jobs/ours\n", **groups})
-    assert available_bytes(tmp_path) == 50 * MB
-    assert total_memory(tmp_path) == 500 * MB
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_group_over_its_limit_leaves_nothing(tmp_path: Path) -> None:
-    group = version_2("/ours", str(100 * MB), 120 * MB)
-    system(tmp_path, {**MACHINE, "proc/self/cgroup": "0::/ours\n", **group})
-    assert available_bytes(tmp_path) == 0
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("folder", ["memory/docker/abc", "memory"])
-def test_groups_of_the_first_version(tmp_path: Path, folder: str) -> None:
-    """With the path as the machine sees it, or as the container does, whose group is the root."""
-    files = {
-        "proc/self/cgroup": "5:devices:/docker/abc\n4:cpu,memory:/docker/abc\n0::/\n",
+def version_1(folder: str) -> dict[str, str]:
+    return {
         f"sys/fs/cgroup/{folder}/memory.limit_in_bytes": f"{200 * MB}\n",
         f"sys/fs/cgroup/{folder}/memory.usage_in_bytes": f"{90 * MB}\n",
         f"sys/fs/cgroup/{folder}/memory.stat": f"inactive_file 3\ntotal_inactive_file {20 * MB}\n",
     }
-    system(tmp_path, {**MACHINE, **files})
-    assert available_bytes(tmp_path) == 130 * MB
-    assert total_memory(tmp_path) == 200 * MB
+
+
+OURS, DOCKER = "0::/jobs/ours\n", "5:devices:/docker/abc\n4:cpu,memory:/docker/abc\n0::/\n"
+NESTED = {**version_2("/jobs", str(500 * MB), 450 * MB), **version_2("/jobs/ours", "max\n", 10 * MB)}
 
 
 @pytest.mark.usefixtures("alone")
-def test_no_limit_in_the_first_version_is_a_huge_number(tmp_path: Path) -> None:
-    files = {
-        "proc/self/cgroup": "4:memory:/\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{90 * MB}\n",
-    }
-    system(tmp_path, {**MACHINE, **files})
-    assert (available_bytes(tmp_path), total_memory(tmp_path)) == (800 * MB, 1000 * MB)
+@pytest.mark.parametrize(
+    ("groups", "files", "available", "total"),
+    [
+        ("", {}, 800, 1000),
+        ("0::/\n", version_2("", f"{300 * MB}\n", 100 * MB, cached=40 * MB), 240, 300),  # cached pages can be had back
+        (OURS, version_2("/jobs/ours", f"{300 * MB}\n", 100 * MB, cached=40 * MB), 240, 300),
+        (OURS, version_2("/jobs/ours", str(100 * MB), 120 * MB), 0, 100),
+        (OURS, NESTED, 50, 500),  # the tightest group around counts
+        (DOCKER, version_1("memory/docker/abc"), 130, 200),  # with the path as the machine sees it
+        (DOCKER, version_1("memory"), 130, 200),  # as the container does, whose group is the root
+    ],
+)
+def test_memory_within_the_limits_of_a_container(
+    tmp_path: Path, groups: str, files: dict[str, str], available: int, total: int
+) -> None:
+    system(tmp_path, {**MACHINE, "proc/self/cgroup": groups, **files})
+    assert (available_bytes(tmp_path), total_memory(tmp_path)) == (available * MB, total * MB)
 
 
 @pytest.mark.usefixtures("alone")
@@ -226,40 +187,7 @@ def test_what_a_network_computes() -> None:
     assert not network.conv._forward_hooks
 
 
-def test_a_network_that_fails_is_left_as_it_was() -> None:
-    network = Net().train()
-    with pytest.raises(RuntimeError):
-        forward_work(network, torch.zeros(1))
-    assert network.training
-    assert not network.head._forward_hooks
-
-
 SPINNING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-
-
-@pytest.fixture
-def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SPINNING:
-        monkeypatch.setenv(name, "to be restored")
-        monkeypatch.delenv(name)
-
-
-@pytest.mark.usefixtures("undecided")
-def test_waiting_threads_soon_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    spin_briefly()
-    assert not any(name in os.environ for name in SPINNING), "torch is imported: too late"
-    monkeypatch.setattr(machine.sys, "modules", {})
-    spin_briefly()
-    assert (os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"]) == ("PASSIVE", "2000")
-
-
-@pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize("name", SPINNING)
-def test_the_user_has_decided(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(machine.sys, "modules", {})
-    monkeypatch.setenv(name, "7")
-    spin_briefly()
-    assert [(other, os.environ.get(other)) for other in SPINNING if other in os.environ] == [(name, "7")]
 
 
 def test_the_command_line_sets_it_before_torch() -> None:
@@ -276,33 +204,6 @@ except SystemExit:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout.split()[-2:] == ["2000", "False"]
-
-
-@pytest.mark.parametrize(("worth", "expected"), [(WORTH_A_THREAD, 1), (1e-3, 4)])
-def test_a_small_evaluation_has_one_thread(monkeypatch: pytest.MonkeyPatch, worth: float, expected: int) -> None:
-    seen: list[int] = []
-    product = torch.mm
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        seen.append(torch.get_num_threads())
-        return product(*arguments, **options)
-
-    before = torch.get_num_threads()
-    vectors = nn.functional.normalize(torch.randn(60, 8))
-    try:
-        torch.set_num_threads(4)
-        monkeypatch.setattr(machine, "WORTH_A_THREAD", worth)
-        monkeypatch.setattr(torch, "mm", counted)
-        evaluate(vectors, [number // 3 for number in range(60)])
-        assert set(seen) == {expected}
-        assert torch.get_num_threads() == 4
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_what_is_here() -> None:
-    assert usable_device("cpu", training=True).type == "cpu"
-    assert usable_device("auto").type in ("cpu", "cuda")
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:99", "meta", ""])
@@ -343,13 +244,6 @@ def _clock_that_takes(monkeypatch: pytest.MonkeyPatch, *durations: float) -> Non
 def test_the_median_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     _clock_that_takes(monkeypatch, 0.9, 0.1, 0.3, 0.2)
     assert machine.seconds_of(int) == pytest.approx(0.2)
-
-
-def test_short_work_is_repeated_eight_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    _clock_that_takes(monkeypatch, *[0.001] * 20)
-    machine.seconds_of(lambda: calls.append(1))
-    assert len(calls) == 9
 
 
 def test_long_work_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,35 +292,3 @@ import torchvision
 print(torchvision.value)
 """
     assert _run(code, str(tmp_path)).splitlines() == ["True True", "imported whole"]
-
-
-def test_a_healthy_torchvision_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision" / "__init__.py").write_text("value = 'healthy'\n")
-    code = """
-import sys
-from recollect.common.machine import fix_torchvision
-print(fix_torchvision(), fix_torchvision())
-import torchvision
-print(torchvision.value, "torch" in sys.modules)
-"""
-    assert _run(code, str(tmp_path)).splitlines() == ["False False", "healthy False"]
-
-
-def test_another_error_is_not_hidden(tmp_path: Path) -> None:
-    (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('something else')\n")
-    code = """
-from recollect.common.machine import fix_torchvision
-try:
-    fix_torchvision()
-except RuntimeError as error:
-    print(error)
-"""
-    assert _run(code, str(tmp_path)) == "something else"
-
-
-def test_the_installed_torchvision_and_timm_work() -> None:
-    fix_torchvision()
-    for name in ("timm", "torchvision.transforms.v2"):
-        importlib.import_module(name)

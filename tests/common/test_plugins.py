@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -91,19 +90,6 @@ def test_trouble_is_a_sentence(tmp_path: Path, code: str, attribute: str, words:
     assert all(word in str(caught.value) for word in ("loss", *words))
 
 
-@pytest.mark.parametrize(
-    ("reference", "words"),
-    [
-        ("no/such/file.py:X", "there is no file"),
-        ("no_such_module.inside:X", "no module 'no_such_module'"),
-        ("collections:NoSuchThing", "has no 'NoSuchThing'"),
-    ],
-)
-def test_what_is_not_there(reference: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        plugins.load_reference(reference, "loss")
-
-
 def test_a_module_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The console script has no current folder on ``sys.path``, ``python -m`` has."""
     (tmp_path / "own_tools").mkdir()
@@ -129,10 +115,6 @@ def test_code_that_fails_is_told_with_its_line(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_file_without_a_name_in_it() -> None:
-    assert "my_loss.py:name" in str(plugins.unknown("loss", "my_loss.py", ["recall_at_k"]))
-
-
 def test_options_follow_the_signature(file: Path) -> None:
     maker = plugins.load_reference(f"{file}:MyLoss", "loss").target
     plugins.check_options(maker, {"margin": 1, "scale": 2}, "loss 'mine'")
@@ -153,17 +135,3 @@ def test_installed_packages_add_names(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "theirs" in plugins.installed("loss")
     assert plugins.load("loss", "theirs").target.__name__ == "Theirs"
     assert "theirs" not in plugins.installed("metric")
-
-
-def test_installed_packages_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    every, read = metadata.entry_points, []
-
-    def counted(group: str) -> metadata.EntryPoints:
-        read.append(group)
-        return every(group=group)
-
-    monkeypatch.setattr(metadata, "entry_points", counted)
-    monkeypatch.syspath_prepend(str(tmp_path))  # a path that was not read before
-    for kind in (*plugins.GROUPS, *plugins.GROUPS):
-        plugins.installed(kind)
-    assert read == list(plugins.GROUPS.values())

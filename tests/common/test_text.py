@@ -55,12 +55,6 @@ def test_names_that_look_alike_are_one_remark(other: str) -> None:
     assert "separate classes" in said
 
 
-def test_several_groups_of_look_alikes_are_counted() -> None:
-    assert "(and 4 other groups)" in (look_alikes([*"abcde", *"ABCDE"]) or "")
-    assert look_alikes(["caf\u00e9", "cafe\u0301"]) is not None
-    assert look_alikes(["a", "b", "a", "m\u00b2", "m2"]) is None
-
-
 def test_values_within_their_range() -> None:
     assert (check_number("tau", 1, 0, 2), check_whole("k", 3.0, 1, 9), check_flag("simix", True)) == (1.0, 3, True)
 

@@ -78,36 +78,6 @@ def test_batch_and_length_by_the_size_of_the_set(name: str) -> None:
     assert (gpu.data.augmentation, gpu.optimizer.lr) == ("crop", 1e-4)
 
 
-@pytest.mark.parametrize("name", TABLE)
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_choice_is_explained_and_nothing_stays_open(name: str, device: str) -> None:
-    sizes = TABLE[name][0]
-    config, made_choices = chosen(sizes, device)
-    keys = [choice.name for choice in made_choices]
-    few = ["model.dim"] if config.model.whitening == "all" and sum(sizes) < 512 else []
-    last = ["data.augmentation", "batch.size", "optimizer.lr", "run.epochs"]
-    if config.model.whitening == "all" and len(sizes) < 12:
-        few, last = [*few, "model.shrinkage"], [*last[:2], "run.steps"]
-    assert keys == [
-        "model.freeze", "model.whitening", *few, *last
-    ]  # fmt: skip
-    assert all(choice.reason and "auto" not in str(choice.value) for choice in made_choices)
-    assert "auto" not in (config.model.freeze, config.batch.size, config.optimizer.lr, config.run.epochs)
-    length = made_choices[-1]
-    assert length.name == "run.steps" or f"{steps(config, sizes):,} steps" in length.reason
-
-
-@pytest.mark.parametrize(
-    ("sizes", "said", "dim"), [([10] * 12, {}, 1280), ([10] * 60, {}, "default"), ([10] * 12, {"model.dim": 64}, 64)]
-)
-def test_features_keep_their_length_where_images_are_fewer_than_directions(
-    sizes: list[int], said: dict[str, int], dim: int | str
-) -> None:
-    config, made_choices = chosen(sizes, "cpu", **said)
-    assert config.model.dim == dim
-    assert ("model.dim" in {choice.name for choice in made_choices}) == (dim == 1280)
-
-
 def reason(made_choices: list[AutoSetting], key: str) -> str:
     return next(choice.reason for choice in made_choices if choice.name == key)
 
@@ -132,13 +102,6 @@ def test_classes_too_small_for_a_batch_are_mentioned() -> None:
     assert "repeat" not in reason(why, "batch.size")
 
 
-def test_a_network_from_scratch_learns_whole_and_faster() -> None:
-    config, why = chosen([30] * 100, "cpu", pretrained=False)
-    assert (config.model.freeze, config.optimizer.lr, config.batch.size) == ("none", 1e-3, 392)
-    assert "random weights" in reason(why, "optimizer.lr")
-    assert steps(config, [30] * 100) == 252
-
-
 def test_what_the_user_said_is_left_alone() -> None:
     said = {
         "batch.size": 40,
@@ -152,12 +115,6 @@ def test_what_the_user_said_is_left_alone() -> None:
     assert made_choices == []
     assert (config.batch.size, config.optimizer.lr, config.run.epochs) == (40, 0.02, 3)
     assert chosen([30] * 100, "cuda", **{"run.steps": 9})[0].run.epochs is None
-
-
-def test_evaluations_are_planned_only_where_something_is_watched() -> None:
-    config, made_choices = chosen([30] * 100, "cuda", **{"data.validation": "paper"})
-    assert config.run.evaluate_every == 3
-    assert made_choices[-1].name == "run.evaluate_every"
 
 
 @pytest.mark.parametrize(
@@ -177,12 +134,6 @@ def test_one_training_class_is_refused_with_a_remedy_that_exists(held_out: int, 
     with pytest.raises(DataError) as caught:
         resolve_auto(resolve("folder", {"data.root": "photos"}), images, torch.device("cpu"), pretrained=True)
     assert str(caught.value).endswith(remedy)
-
-
-def test_the_half_that_validates_is_named_as_the_reason() -> None:
-    images = replace(made([5]), facts={"split": {"held_out_classes": 2}})
-    with pytest.raises(DataError, match=r"half of the training classes are held out for validation, and 2 other.*four"):
-        resolve_auto(resolve("folder", ["data.validation=paper"]), images, torch.device("cpu"), pretrained=True)
 
 
 def test_no_step_is_planned_where_nothing_can_be_chosen() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from recollect.common.errors import ConfigError
-from recollect.config import recipes
-from recollect.config.recipes import Origin, available_recipes, load_recipe, published_tests
+from recollect.config.recipes import Origin, load_recipe
 from recollect.config.resolve import resolve
 
 BASE = """
@@ -59,13 +58,6 @@ def test_a_row_is_its_file_then_its_words(folder: Path) -> None:
     assert (like.optimizer.lr, like.optimizer.gamma, like.run.seed) == (1e-5, 0.1, 7)
 
 
-def test_numbers_stand_under_their_columns(folder: Path) -> None:
-    published = {name: load_recipe(f"mine/{name}").published for name in ("small/slow", "small/slower", "slower/small")}
-    assert published["small/slow"] == {"sop/test": {"r@1": 1.5, "r@10": 2}, "cars196/test": {"r@1": 3}}
-    assert published["small/slower"] == {"sop/test": {"r@1": 4}, "cars196/test": {"r@1": 6}}
-    assert published["slower/small"] == {}
-
-
 def test_what_is_said_of_a_row(folder: Path) -> None:
     recipe = load_recipe("mine/small/slower")
     assert recipe.description == "mine, still more slowly"
@@ -89,24 +81,6 @@ def test_a_row_can_be_inherited_and_so_can_a_family(folder: Path) -> None:
     assert resolve("more/slow").published["sop/test"] == {"r@1": 7, "r@10": 8}
     (folder / "own.yaml").write_text("inherits: sop/vit-b16-in21k/rsk\nbatch: {size: 1000}\n")
     assert (resolve("own").optimizer.lr, resolve("own").batch.size) == (5e-5, 1000)
-
-
-def test_files_read_once_stay_as_they_are(folder: Path) -> None:
-    resolve("mine/small/slow", ["optimizer.lr=1", "loss.options={k: [1]}"])
-    load_recipe("mine/small/slow").values["batch"]["size"] = 12
-    assert resolve("mine/small/slow").batch.size == 8
-    assert resolve("mine/small/slow").optimizer.lr == 1e-5
-    (folder / "mine.yaml").write_text(FAMILY.replace("size: 8", "size: 12"))
-    assert resolve("mine/small/slow").batch.size == 12
-
-
-def test_a_recipe_file_is_read_once_and_no_other_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    monkeypatch.setattr(recipes, "read_yaml_text", lambda path: read.append(path.name) or path.read_text())
-    recipes._read_once.cache_clear()
-    (folder / "own.yaml").write_text("inherits: mine/small/slow\ndata: {name: folder}\n")
-    resolve("own", data=folder)
-    assert sorted(read) == ["base.yaml", "mine.yaml", "own.yaml"]
 
 
 def test_built_in_names_win_and_are_not_hijacked_by_the_folder_one_is_in(folder: Path) -> None:
@@ -144,17 +118,3 @@ def test_what_is_refused(folder: Path, name: str, text: str, message: str) -> No
     (folder / "x.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_recipe(name)
-
-
-def test_published_numbers_with_and_without_a_test() -> None:
-    assert published_tests({"r@1": 80.7, "table": "x", "ok": True}) == {"": {"r@1": 80.7}}
-    assert published_tests({"sop/test": {"r@1": 1, "note": "x"}}) == {"sop/test": {"r@1": 1.0}}
-    assert published_tests({"r@1": 1, "large": {"r@1": 2.5, "deeper": {"map": 3}}}) == {
-        "": {"r@1": 1.0},
-        "large": {"r@1": 2.5},
-    }
-    assert published_tests(None) == {}
-
-
-def test_what_is_only_inherited_is_not_listed() -> None:
-    assert not [name for name in available_recipes() if "_" in name]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ import recollect
 from test_docs import _folders_the_pages_speak_of
 
 SOURCE = Path(recollect.__file__).parent
-NAMES = [name for name in recollect.__all__ if not name.startswith("__")]
 MODULES = sorted(
     ".".join(("recollect", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
     for path in SOURCE.rglob("*.py")
@@ -54,15 +52,3 @@ def test_the_examples_of_a_module_run(name: str, there: None) -> None:
     for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):
         runner.run(test, out=said.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(said)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_public_name_is_typed(name: str) -> None:
-    thing = getattr(recollect, name)
-    function = thing.__init__ if inspect.isclass(thing) else thing
-    if function is object.__init__:  # it takes nothing
-        return
-    signature = inspect.signature(function)
-    bare = [p.name for p in signature.parameters.values() if p.name != "self" and p.annotation is p.empty]
-    assert not bare
-    assert inspect.isclass(thing) or signature.return_annotation is not signature.empty

@@ -1,8 +1,4 @@
-"""The tutorials run as written, from an empty folder: every ``sh`` block in order, then the Python blocks.
-
-``recollect`` is answered by a process that has imported everything (``preloaded.py``). That it starts by itself is for
-``test_wheel.py`` and ``cli/test_first_minutes.py`` to say.
-"""
+"""The tutorials run as written, from an empty folder: every ``sh`` block in order, then the Python blocks."""
 
 from __future__ import annotations
 
@@ -11,15 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 TUTORIALS = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
-SERVER = Path(__file__).with_name("preloaded.py")
-SHIM = '#!/bin/sh\nexec "{python}" -I -S "{server}" "{place}" "$@"\n'
+SHIM = '#!/bin/sh\nexec "{python}" {options} "$@"\n'
 
 
 def _blocks(page: Path, language: str) -> list[str]:
@@ -37,25 +30,12 @@ def _of_this_python() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Path]:
-    """Where the process that runs ``recollect`` is asked."""
-    with tempfile.TemporaryDirectory(prefix="tutorials", dir="/tmp") as folder:  # the path of a socket must be short
-        place = Path(folder) / "socket"
-        command = [sys.executable, str(SERVER), "serve", str(place)]
-        with subprocess.Popen(command, env=_of_this_python(), stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield place
-            process.kill()
-
-
-def _environment(folder: Path, server: Path) -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     """A shell in which ``recollect`` and ``python`` are those of this environment."""
     bin_folder = folder / "bin"
     bin_folder.mkdir()
-    for name, text in (("recollect", SHIM), ("python", '#!/bin/sh\nexec "{python}" "$@"\n')):
-        (bin_folder / name).write_text(text.format(python=sys.executable, server=SERVER, place=server))
+    for name, options in (("recollect", "-m recollect"), ("python", "")):
+        (bin_folder / name).write_text(SHIM.format(python=sys.executable, options=options))
         (bin_folder / name).chmod(0o755)
     return {**_of_this_python(), "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
 
@@ -69,8 +49,8 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
 
 @pytest.mark.release
 @pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
-def test_tutorial_runs_from_an_empty_folder(page: Path, server: Path, tmp_path: Path) -> None:
-    environment, work = _environment(tmp_path, server), tmp_path / "work"
+def test_tutorial_runs_from_an_empty_folder(page: Path, tmp_path: Path) -> None:
+    environment, work = _environment(tmp_path), tmp_path / "work"
     work.mkdir()
     _files(work)
     blocks = _blocks(page, "sh")
@@ -89,10 +69,3 @@ def test_script_with_cells_runs_and_shows_pictures(tmp_path: Path) -> None:
     printed = _run([sys.executable, "shop.py"], tmp_path, _of_this_python())
     assert "corto-jar.jpg" in printed
     assert (tmp_path / "neighbours.png").stat().st_size > 10_000
-
-
-def test_python_of_the_pages_is_not_left_out() -> None:
-    """A block in a language that no test runs would rot."""
-    for page in TUTORIALS.glob("*.md"):
-        languages = set(re.findall(r"^```(\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
-        assert languages <= {"sh", "python", "yaml"}, page.name

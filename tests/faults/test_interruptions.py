@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 import yaml
 
 from faults.conftest import World, weights
-from faults.trials import Ended, Running, run, signal_at_rename
+from faults.trials import Running, run, signal_at_rename
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and signals of Unix")
 
@@ -34,13 +33,11 @@ class Task:
         arguments: of ``recollect``.
         writes: the file or folder that it makes or changes.
         outcome: reads what must be the same as after an undisturbed command.
-        once: having come to its end, it refuses to do the same again.
     """
 
     arguments: list[str]
     writes: Path
     outcome: Callable[[Path], object] = lambda place: None
-    once: bool = False
 
     def again(self) -> list[str]:
         """What a person types after an interruption."""
@@ -96,20 +93,8 @@ def _index(world: World, folder: Path) -> Task:
     return Task(arguments, folder / "i.db", _answers(world))
 
 
-def _export(world: World, folder: Path) -> Task:
-    out = folder / "m.onnx"
-    return Task(["export", str(world.finished), "--onnx", str(out), "--overwrite"], out)
-
-
-def _publish(world: World, folder: Path) -> Task:
-    out = folder / "model"
-    arguments = ["publish", str(world.finished), "--folder", str(out), "--dim", "8", "--licence", "MIT"]
-    return Task(arguments, out, weights, once=True)
-
-
 TASKS = {
     "train": _train, "resume": _resume, "eval": _eval, "report": _report, "embed": _embed, "index": _index,
-    "export": _export, "publish": _publish,
 }  # fmt: skip
 # An index is a database; tests/search kills its writers.
 renaming = pytest.mark.parametrize("name", [name for name in TASKS if name != "index"])
@@ -134,9 +119,9 @@ def undisturbed(world: World, tmp_path_factory: pytest.TempPathFactory) -> Calla
     return of
 
 
-def _comes_to_its_end(task: Task, folder: Path, first: Ended, expected: object) -> None:
+def _comes_to_its_end(task: Task, folder: Path, expected: object) -> None:
     """After an interruption: run again, whole, and with the results of an undisturbed command."""
-    ended = first if task.once and first.code == 0 else run(task.again(), folder)
+    ended = run(task.again(), folder)
     assert ended.defect is None
     assert ended.code == 0, ended
     assert _broken(task.writes) is None
@@ -151,7 +136,6 @@ def _broken(place: Path) -> str | None:
         ".npz": _arrays,
         ".pt": lambda path: torch.load(path, weights_only=True),
         ".safetensors": lambda path: weights(path.parent),
-        ".onnx": lambda path: onnx.load(str(path)),
         ".html": lambda path: path.read_text().rstrip().endswith("</html>") or 1 / 0,
         ".db": _database,
     }
@@ -177,7 +161,7 @@ def test_a_command_that_was_killed_comes_to_its_end(
         assert _broken(task.writes) is None
         if first.code == 0:
             break
-    _comes_to_its_end(task, tmp_path, first, undisturbed(name))
+    _comes_to_its_end(task, tmp_path, undisturbed(name))
 
 
 @renaming
@@ -213,7 +197,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path] | None]:
 
 
 @pytest.mark.parametrize("kilobytes", [20, 300])
-@pytest.mark.parametrize("name", ["train", "resume", "eval", "embed", "index", "publish"])
+@pytest.mark.parametrize("name", ["train", "resume", "eval", "embed", "index"])
 def test_a_full_disk(
     world: World,
     tmp_path: Path,
@@ -238,7 +222,7 @@ def test_a_full_disk(
         assert first.code == 0 or any(words in first.err for words in said), first
     assert first.defect is None
     assert _broken(task.writes) is None
-    _comes_to_its_end(task, tmp_path, first, expected)
+    _comes_to_its_end(task, tmp_path, expected)
 
 
 def _limit(size: int) -> None:
@@ -255,30 +239,3 @@ def test_two_at_once(world: World, tmp_path: Path, undisturbed: Callable[[str], 
     assert 0 in [ended.code for ended in ends], ends
     assert _broken(task.writes) is None
     assert task.outcome(task.writes) == undisturbed(name)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("train", "{world.recipe}", "--out", "{place}/run"),
-        ("embed", "{world.finished}", "{world.images}/test", "--out", "{place}/v.npz"),
-        ("index", "{place}/i.db", "{world.images}/test", "--model", "{world.finished}"),
-        ("report", "{world.finished}", "--out", "{place}/r.html"),
-        ("demo", "--out", "{place}/demo"),
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_a_read_only_place_is_noticed_before_the_work(world: World, tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    place = tmp_path / "read-only"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "ro", "recollect-read-only", str(place)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a file system")
-    try:
-        cache = tmp_path / "cache"
-        ended = run([word.format(world=world, place=place) for word in arguments], tmp_path, cache=cache)
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
-    assert ended.defect is None
-    assert (ended.code, "read-only" in ended.err) == (1, True), ended
-    assert not cache.exists() or not any(path.is_file() for path in cache.rglob("*.npz")), "images were embedded first"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +15,6 @@ import yaml
 from killed import signal_at
 from small_runs import make_images, small_config
 
-from faults.conftest import weights
 from faults.trials import Arm, Ended, start_team
 from recollect.config.resolve import as_mapping
 
@@ -103,70 +98,3 @@ def test_one_process_prints_the_result(tmp_path: Path) -> None:
     assert (first.code, second.code) == (0, 0), (first, second)
     assert json.loads(first.out)["steps"] == 3
     assert second.out == ""
-
-
-@pytest.fixture
-def cable() -> Iterator[tuple[Callable[[int], Arm], Callable[[], None]]]:
-    """Two machines on a switch, as network namespaces.
-
-    The first function brings a process to its machine, the last of three to the second; the other pulls the cable.
-    """
-    if shutil.which("ip") is None or not hasattr(os, "geteuid") or os.geteuid() != 0:
-        pytest.skip("needs ip (iproute2) and the right to make network namespaces")
-    one, two, switch = names = [f"recollect-{os.getpid()}-{name}" for name in ("one", "two", "switch")]
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-    def enter(rank: int) -> None:
-        with Path("/run/netns", two if rank == 2 else one).open() as place:
-            assert ctypes.CDLL(None).setns(place.fileno(), 0x40000000) == 0  # CLONE_NEWNET; os.setns needs Python 3.12
-        os.environ["GLOO_SOCKET_IFNAME"] = "net"
-
-    try:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-            ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-            ip("-n", switch, "link", "set", "bridge", "up")
-            for number, name in enumerate((one, two), 1):
-                ip("-n", switch, "link", "add", f"port{number}", "type", "veth", "peer", "name", "net", "netns", name)
-                ip("-n", switch, "link", "set", f"port{number}", "master", "bridge", "up")
-                ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "net")
-                ip("-n", name, "link", "set", "lo", "up")
-                ip("-n", name, "link", "set", "net", "up")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces cannot be made: {error.stderr.strip()}")
-        # The far end of the cable, so that a machine keeps its own address, and nobody is told that it is gone.
-        yield lambda rank: partial(enter, rank), lambda: ip("-n", switch, "link", "set", "port2", "down")
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
-
-
-@pytest.mark.release
-def test_a_process_that_is_cut_off(tmp_path: Path, cable: tuple[Callable[[int], Arm], Callable[[], None]]) -> None:
-    """Those on both sides of the cut end; resumed, they train the same network as without it."""
-    enter, pull = cable
-    config, out, undisturbed = _config(tmp_path), tmp_path / "run", tmp_path / "undisturbed"
-
-    def pull_at_sixth_step() -> None:
-        from recollect.training.trainer import Trainer
-
-        enter(2)()
-        step, steps = Trainer._step, iter(range(1, 100))
-
-        def counting(*arguments: object, **options: object) -> object:
-            if next(steps) == 6:
-                pull()
-            return step(*arguments, **options)  # type: ignore[arg-type]
-
-        Trainer._step = counting  # type: ignore[method-assign,assignment]
-
-    arms = {0: enter(0), 1: enter(1), 2: pull_at_sixth_step}
-    for process in start_team(["train", str(config), "--out", str(out)], tmp_path, 3, MINUTES, arms, "10.77.0.1"):
-        _ends_with_a_sentence(process.wait(), 3, out)
-    for arguments in (["--resume", str(out)], [str(config), "--out", str(undisturbed)]):
-        ends = [process.wait() for process in start_team(["train", *arguments], tmp_path, 3)]
-        assert [ended.code for ended in ends] == [0] * 3, ends
-    assert weights(out / "model") == weights(undisturbed / "model")

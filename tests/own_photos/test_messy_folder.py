@@ -8,12 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from messy_folders import SMALL, classes, good, manifest, photo, recollect, refused
-from PIL import Image
+from messy_folders import SMALL, classes, good, manifest, photo, refused
 
 from recollect.common.errors import DataWarning
-from recollect.common.images import set_max_pixels
-from recollect.data import load
 
 pytestmark = pytest.mark.slow
 
@@ -51,20 +48,6 @@ def test_files_are_counted_and_held_out_classes_explained(run: Path) -> None:
         assert words in log
 
 
-def test_every_verb_counts_the_files_it_leaves_out(run: Path, tmp_path: Path) -> None:
-    photos = classes(tmp_path / "photos", ["a", "b"], 700)
-    (photos / "a" / "notes.txt").write_text("not an image")
-    (photos / "b" / "broken.jpg").write_bytes(b"\xff\xd8 not a photo")
-    counted = "8 images used; 2 left out: 2 not an image"
-    told = good(tmp_path, "eval", str(run), "--data", "photos", "--split", "all", "--skip-bad")
-    assert counted in told
-    assert "b/broken.jpg" in told
-    assert counted in good(tmp_path, "embed", str(run), "photos", "--out", "v.npz", "--skip-bad")
-    told = good(tmp_path, "index", "shop.index", "photos", "--model", str(run))
-    assert counted in told
-    assert "b/broken.jpg" in told
-
-
 @pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
 def test_files_beside_the_split_folders_are_in_the_line_of_the_training(tmp_path: Path) -> None:
     classes(tmp_path / "own" / "train", ["a", "b", "c"], 0, 2)
@@ -74,15 +57,6 @@ def test_files_beside_the_split_folders_are_in_the_line_of_the_training(tmp_path
     told = good(tmp_path, "train", "--data", "own", "--plan", *SMALL)
     counts = "2 left out: 1 beside the class folders, 1 beside the split folders"
     assert f"6 images used; {counts}; 2 classes held out" in told
-
-
-def test_folders_of_a_shell_pattern_keep_no_classes_and_it_is_said(run: Path, tmp_path: Path) -> None:
-    photos = classes(tmp_path / "photos", ["a", "b"], 700, 2)
-    with pytest.warns(DataWarning, match=f"give the folder that contains these: {photos}"):
-        good(tmp_path, "embed", str(run), "photos/a", "photos/b", "--out", "v.npz")
-    told = good(tmp_path, "embed", str(run), "photos", "photos/b", "--out", "w.npz")
-    assert "4 images used; 2 left out: 2 given twice" in told
-    assert "4 vectors of 16 dimensions, 2 classes" in told
 
 
 def test_what_could_not_be_read_and_what_the_verdict_leaves_out_is_said_once(tmp_path: Path) -> None:
@@ -138,12 +112,6 @@ def test_new_class_folders_do_not_move_the_border(place: Path, run: Path, tmp_pa
     )
 
 
-def test_the_trained_part_is_announced(place: Path, run: Path) -> None:
-    told = good(place, "eval", "run", "--split", "train", "--skip-bad", "--json")
-    assert "WARNING" in told
-    assert "trained on" in told
-
-
 def test_embed_search_and_report_go_on(place: Path, run: Path) -> None:
     good(place, "embed", "run", "photos", "--out", "vectors.npz", "--skip-bad")
     good(place, "search", "vectors.npz", "photos/class1/0.jpg", "photos/Äpfel/broken.jpg", "--skip-bad")
@@ -163,15 +131,6 @@ def test_labels_survive_a_stray_file_and_two_trees(place: Path, run: Path, tmp_p
     good(tmp_path, "eval", "v.npz")
     metrics = json.loads((tmp_path / "v-eval" / "metrics.json").read_text())
     assert "macro" in metrics
-
-
-def test_heic_photos_are_read(run: Path, tmp_path: Path) -> None:
-    heif = pytest.importorskip("pillow_heif")
-    photo(tmp_path / "a" / "0.png", 1, 1)
-    with Image.open(tmp_path / "a" / "0.png") as image:
-        heif.from_pillow(image).save(tmp_path / "a" / "1.HEIC")
-    told = good(tmp_path, "embed", str(run), "a", "--out", "v.npz")
-    assert "2 vectors" in told
 
 
 def test_resuming_with_other_photos_is_refused(place: Path, run: Path, tmp_path: Path) -> None:
@@ -204,22 +163,6 @@ def test_runs_and_photos_are_moved_together(tmp_path: Path) -> None:
     assert len(list((moved / "eval").glob("*/metrics.json"))) == 1
 
 
-def test_a_pretrained_network_is_evaluated_without_a_run(tmp_path: Path) -> None:
-    photos = classes(tmp_path / "photos", list("abcd"), 400)
-    found = json.loads(good(tmp_path, "eval", "lite0-in1k", "--data", str(photos), "--json", "--quiet"))
-    ks = [int(name.removeprefix("r@")) for name in found["metrics"] if name.startswith("r@")]
-    assert ks
-    assert max(ks) < 8, "no k beyond the images there are"
-    assert "macro" in found
-
-
-@pytest.mark.parametrize("parts", [("training", "testing"), ("Train", "Test"), ("train", "val"), ("training", "valid")])
-def test_parts_of_a_split_are_not_classes(tmp_path: Path, parts: tuple[str, str]) -> None:
-    classes(tmp_path / parts[0], ["a", "b"], 0, 1)
-    classes(tmp_path / parts[1], ["c", "d"], 50, 1)
-    assert list(load("folder", tmp_path, "train").class_names) == ["a", "b"]
-
-
 @pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
 def test_val_is_tested_on_where_there_is_no_test_folder(tmp_path: Path) -> None:
     classes(tmp_path / "own" / "train", ["a", "b", "c"], 0, 2)
@@ -239,10 +182,6 @@ def test_one_part_beside_classes_is_a_question(tmp_path: Path) -> None:
     assert "a class or a split?" in refused(tmp_path, "train", "--data", ".", "--plan")
 
 
-def test_a_recipe_of_other_data_refuses_the_folder(place: Path) -> None:
-    assert "--data photos" in refused(place, "train", "glyphs", "--data", "photos", "--plan")
-
-
 def test_the_split_is_balanced_and_adjustable(place: Path) -> None:
     def held_out(*words: str) -> tuple[int, int]:
         told = good(place, "train", "--data", "photos", "--skip-bad", "--plan", "--json", *SMALL, *words)
@@ -254,18 +193,3 @@ def test_the_split_is_balanced_and_adjustable(place: Path) -> None:
     assert test_classes == 8
     assert abs(images - 42) <= 5
     assert held_out("--test-share", "0.25")[0] == 4
-
-
-def test_few_validation_queries_are_said_to_decide_little(place: Path) -> None:
-    told = good(place, "train", "--data", "photos", "--skip-bad", "--validation", "random", "--plan", *SMALL)
-    assert "are few" in " ".join(told.split())
-
-
-def test_a_limit_on_image_size_is_raised_where_it_is_met(run: Path, tmp_path: Path) -> None:
-    photo(tmp_path / "a.jpg", 600, 600)  # 1,920 pixels, and not embedded yet
-    try:
-        told = recollect(tmp_path, "embed", str(run), "a.jpg", "--max-pixels", "1000")
-        assert "--max-pixels" in str(told.exception)
-        good(tmp_path, "embed", str(run), "a.jpg", "--max-pixels", "2000")
-    finally:
-        set_max_pixels(None)

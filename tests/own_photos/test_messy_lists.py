@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from messy_folders import SMALL, classes, good, manifest, photo, recollect, refused
-from PIL import Image
+from messy_folders import SMALL, classes, good, manifest, refused
 
 pytestmark = pytest.mark.slow
 NAMES = [f"c{number}" for number in range(8)]
@@ -44,14 +41,6 @@ def test_missing_files_of_a_list_are_skipped_when_asked(place: Path, run: Path) 
     (place / "other.csv").write_text((place / "list.csv").read_text())
     assert "--skip-bad" in refused(place, "eval", "run", "--data", "other.csv")
     assert "missing" in good(place, "eval", "run", "--data", "other.csv", "--skip-bad", "--overwrite")
-
-
-def test_a_contradiction_in_a_list_is_refused_with_both_lines(tmp_path: Path) -> None:
-    classes(tmp_path, ["a"], 0, 1)
-    (tmp_path / "list.csv").write_text("path,label\na/0.jpg,a\na/0.jpg,b\n")
-    said = refused(tmp_path, "train", "--data", "list.csv", "--plan")
-    assert "line 3" in said
-    assert "line 2" in said
 
 
 def test_a_list_of_files_to_embed(run: Path, tmp_path: Path) -> None:
@@ -102,57 +91,3 @@ def test_few_classes(tmp_path: Path) -> None:
     assert "run.epochs" not in told
     assert "optimizer.lr" not in told
     assert manifest(tmp_path / "unasked")["outcome"]["steps"] == 0
-
-
-def test_images_of_all_kinds_are_read(run: Path, tmp_path: Path) -> None:
-    photo(tmp_path / "a" / "plain.png", 1, 1)
-    with Image.open(tmp_path / "a" / "plain.png") as image:
-        image.convert("CMYK").save(tmp_path / "a" / "cmyk.jpg")
-        image.quantize(16).save(tmp_path / "a" / "palette.png")
-        image.save(tmp_path / "a" / "moving.gif", save_all=True, append_images=[image.rotate(90)])
-        turned = image.getexif()
-        turned[274] = 6
-        image.save(tmp_path / "a" / "turned.jpg", exif=turned)
-        image.resize((3000, 40)).save(tmp_path / "a" / "panorama.jpg")
-        grey = np.asarray(image.convert("L")).astype(np.uint16)
-    Image.fromarray(grey * 257).save(tmp_path / "a" / "sixteen.png")
-    for name in (".DS_Store", "Thumbs.db", "._plain.jpg"):
-        (tmp_path / "a" / name).write_bytes(b"x")
-    for name in ("__MACOSX", "@eaDir"):
-        photo(tmp_path / name / "thumb.jpg", 2, 2)
-    (tmp_path / "empty").mkdir()
-    told = good(tmp_path, "embed", str(run), ".", "--out", "v.npz")
-    assert "7 vectors" in told
-    assert "left out" not in told
-
-
-def test_quiet_is_quiet(place: Path, run: Path) -> None:
-    told = recollect(place, "eval", "run", "--skip-bad", "--quiet", "--overwrite")
-    assert told.exit_code == 0
-    assert told.stderr == ""
-    assert "mean over classes" in told.stdout
-
-
-def test_a_remark_comes_once(run: Path, tmp_path: Path) -> None:
-    classes(tmp_path / "photos", ["c0", "c1", "c2", "c3", *"wxyz"], 300)
-    told = good(tmp_path, "eval", str(run), "--data", "photos", "--split", "all")
-    assert told.count("WARNING") == 1
-    assert "photos-all" in told, "the table says what was measured"
-
-
-def test_images_that_are_gone_are_asked_for(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    config = tmp_path / "run" / "config.yaml"
-    config.write_text(config.read_text().replace("list.csv", "gone.csv"))
-    assert "--root" in refused(tmp_path, "eval", "run")
-
-
-def test_a_comparison_says_what_else_differs(place: Path, run: Path) -> None:
-    words = ["--data", "im", "--split", "all", "--trained-classes", "keep", "--overwrite"]
-    good(place, "eval", "run", *words, "--queries-out", "first.npz", "--metrics-out", "first.json")
-    other = ["--image-size", "48", "--dim", "16", "--device", "cpu"]
-    good(place, "train", "--data", "im", "--steps", "0", "--out", "larger", *other)
-    out = ["--queries-out", "second.npz", "--metrics-out", "second.json", "--compare", "first.npz"]
-    told = " ".join(good(place, "eval", "larger", *words, *out).split())
-    assert "also different: image size: 32 there, 48 here" in told
-    assert json.loads((place / "second.json").read_text())["compared_with"]["differences"]
