@@ -199,7 +199,7 @@ def test_length_of_a_paper_epoch() -> None:
         ({"batch_size": 44, "small_classes": "repeat"}, ConfigError, "largest possible batch_size is 40"),
         ({"batch_size": 10}, ConfigError, "use 8 or 12"),
         ({"batch_size": 8, "policy": "random"}, ConfigError, "paper, epoch"),
-        ({"batch_size": 8, "seed": -1}, ConfigError, "0 or more"),
+        ({"batch_size": 8, "seed": -1}, ConfigError, "at least 0"),
         ({"batch_size": 8, "batches_per_epoch": 0}, ConfigError, "at least 1"),
         ({"batch_size": 20, "samples_per_class": 10}, DataError, "none of 10 classes has 10 images"),
     ],

@@ -25,7 +25,7 @@ from recollect.data.tables import read_lines
 
 OUTSIDE_CLASS_FOLDERS = "beside the class folders"
 OUTSIDE_SPLIT_FOLDERS = "beside the split folders"
-GIVEN_TWICE = "given twice"
+REPEATED = "given twice"
 TO_READ_HEIC = 'To read HEIC:  pip install "recollect[heic]"'
 
 
@@ -70,7 +70,7 @@ def class_images(
         elif is_folder(entry):
             for image in _walk(root, name, skipped, frozenset(above), owners, entry.name):
                 yield image, entry.name
-        elif _is_image(entry, name, skipped):
+        elif is_image(entry, name, skipped):
             if loose:
                 yield name, ""
             else:
@@ -98,11 +98,11 @@ def _walk(
         name = f"{folder}/{entry.name}"
         if is_folder(entry):
             yield from _walk(root, name, skipped, above | {real}, owners, label)
-        elif _is_image(entry, name, skipped):
+        elif is_image(entry, name, skipped):
             yield name
 
 
-def _is_image(entry: os.DirEntry[str], name: str, skipped: list[SkippedFile]) -> bool:
+def is_image(entry: os.DirEntry[str], name: str, skipped: list[SkippedFile]) -> bool:
     """Whether a file is an image to use; if not, it is added to ``skipped``."""
     suffix = Path(entry.name).suffix.lower()
     reason = ""
@@ -115,13 +115,6 @@ def _is_image(entry: os.DirEntry[str], name: str, skipped: list[SkippedFile]) ->
     if reason:
         skipped.append(SkippedFile(name, reason))
     return not reason
-
-
-def leave_out_beside_splits(entries: Sequence[os.DirEntry[str]], skipped: list[SkippedFile]) -> None:
-    """Add the files among ``entries``, which are next to the split folders and not used."""
-    for entry in entries:
-        if not is_folder(entry) and _is_image(entry, entry.name, skipped):
-            skipped.append(SkippedFile(entry.name, OUTSIDE_SPLIT_FOLDERS))
 
 
 PARTS: Mapping[str, frozenset[str]] = {
@@ -158,31 +151,31 @@ def find_parts(root: Path, *, instead: str = _IN_A_TABLE) -> dict[str, str]:
         DataError: it is ambiguous, e.g. two folders for one split.
     """
     folders = _folders(root)
-    found: dict[str, list[str]] = {}
+    by_split: dict[str, list[str]] = {}
     for folder in folders:
         if folder.lower() in SPLIT_OF:
-            found.setdefault(SPLIT_OF[folder.lower()], []).append(folder)
-    if not found:
+            by_split.setdefault(SPLIT_OF[folder.lower()], []).append(folder)
+    if not by_split:
         return {}
-    for part, named in found.items():
-        if len(named) > 1 and len(found) > 1:
+    for part, named in by_split.items():
+        if len(named) > 1 and len(by_split) > 1:
             raise DataError(
                 f"{root}: {' and '.join(map(repr, named))} would both be the split {part!r}. Merge or rename them, or "
                 f"{instead}."
             )
-    first = {part: named[0] for part, named in found.items()}
-    if len(found) > 1 and "train" in found:
+    first = {part: named[0] for part, named in by_split.items()}
+    if len(by_split) > 1 and "train" in by_split:
         return first
-    if "train" in found and folders == [first["train"]] and _holds_classes(root / first["train"]):
+    if "train" in by_split and folders == [first["train"]] and _holds_classes(root / first["train"]):
         return first
     # A split without a training split next to it: treating it as a class would be silently wrong.
-    alone = [folder for named in found.values() for folder in named if _holds_classes(root / folder)]
-    if alone and set(folders) <= {folder for named in found.values() for folder in named}:
+    split_folders = [folder for named in by_split.values() for folder in named if _holds_classes(root / folder)]
+    if split_folders and set(folders) <= {folder for named in by_split.values() for folder in named}:
         return first
-    if alone:
+    if split_folders:
         raise DataError(
-            f"{root}: is {alone[0]!r} a class or a split? It has the name of a split and contains folders, but "
-            f"{'there is no train folder' if 'train' not in found else 'there are other folders'} next to it. Rename it, or "
+            f"{root}: is {split_folders[0]!r} a class or a split? It has the name of a split and contains folders, but "
+            f"{'there is no train folder' if 'train' not in by_split else 'there are other folders'} next to it. Rename it, or "
             f"{instead}."
         )
     return {}
@@ -228,14 +221,14 @@ class InnerClasses:
                 f"{self.root}: its only folder, {tops}, contains folders ({inner}) and no images. Give {self.place}; if "
                 f"{tops} is one class, {confirm}."
             )
-        asked, remedy = (
+        choice, remedy = (
             "the classes, or the folders inside",
             f"For the folders inside, give e.g. {self.root / self.tops[0]}",
         )
         if self.splits:
-            asked, remedy = "classes or splits", "Rename splits to train, test and val"
+            choice, remedy = "classes or splits", "Rename splits to train, test and val"
         return (
-            f"{self.root}: are {tops} {asked}? They contain folders ({inner}) and no images. {remedy}, or {_IN_A_TABLE}. If "
+            f"{self.root}: are {tops} {choice}? They contain folders ({inner}) and no images. {remedy}, or {_IN_A_TABLE}. If "
             f"{tops} are the classes, {confirm}."
         )
 
@@ -270,10 +263,10 @@ def find_inner_classes(root: Path) -> InnerClasses | None:
             inner[top] = folders
     names = [name for folders in inner.values() for name in folders]
     splits = splits if len(inner.keys() & splits) > 1 else []
-    alone, groups = len(inner) == 1, len(inner) < len(names) == len(set(names))
-    if not (alone or splits or groups):
+    single, groups = len(inner) == 1, len(inner) < len(names) == len(set(names))
+    if not (single or splits or groups):
         return None
-    return InnerClasses(root, list(inner), names, splits, _innermost(root / next(iter(inner))) if alone else None)
+    return InnerClasses(root, list(inner), names, splits, _innermost(root / next(iter(inner))) if single else None)
 
 
 def remark_on_siblings(folders: Collection[Path]) -> str | None:
@@ -329,8 +322,8 @@ def _is_image_name(name: str) -> bool:
 
 
 def _quoted(names: Collection[str]) -> str:
-    shown = [repr(name) for name in list(names)[:4]] + ["…"] * (len(names) > 4)
-    return " and ".join(shown) if len(shown) < 3 else ", ".join(shown)
+    words = [repr(name) for name in list(names)[:4]] + ["…"] * (len(names) > 4)
+    return " and ".join(words) if len(words) < 3 else ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -365,37 +358,37 @@ def list_images(inputs: Sequence[Path | str], *, on_bad_image: str = "error") ->
     Raises:
         DataError: an input does not exist, or there is no image.
     """
-    given = [Path(item) for item in inputs]
-    root = given[0].resolve() if len(given) == 1 and given[0].is_dir() else None
-    given = given if root is None else [root]
-    left_out_of: dict[str, list[SkippedFile]] = {}
-    found: list[_Found] = []
-    for number, path in enumerate(given):
-        here = left_out_of[_real(path)] = []
-        found += [_Found(number, file, label) for file, label in _images_of(path, on_bad_image, here)]
+    sources = [Path(item) for item in inputs]
+    root = sources[0].resolve() if len(sources) == 1 and sources[0].is_dir() else None
+    sources = sources if root is None else [root]
+    skipped_of: dict[str, list[SkippedFile]] = {}
+    images: list[_ListedImage] = []
+    for number, path in enumerate(sources):
+        of_input = skipped_of[_real(path)] = []
+        images += [_ListedImage(number, file, label) for file, label in _images_of(path, on_bad_image, of_input)]
     skipped: Counter[str] = Counter()
-    for folder, here in left_out_of.items():
+    for folder, of_input in skipped_of.items():
         # The files of a folder inside another one that was given are counted there.
-        if not any(str(above) in left_out_of for above in Path(folder).parents):
-            skipped.update(each.reason for each in here)
-    if not found:
+        if not any(str(above) in skipped_of for above in Path(folder).parents):
+            skipped.update(each.reason for each in of_input)
+    if not images:
         reason = f" ({counted(skipped)} left out)" if skipped else ""
         raise DataError(f"there are no images to embed{reason}: give folders, image files or a .txt list of them.")
-    found = _once(found, skipped) if root is None else found
-    paths, labels = [image.path for image in found], [image.label for image in found]
+    images = _without_repetitions(images, skipped) if root is None else images
+    paths, labels = [image.path for image in images], [image.label for image in images]
     names = [(path if root is None else path.relative_to(root)).as_posix() for path in paths]
     if any(labels):
         return Listed(paths, names, labels, root, dict(skipped))
     direct = {path.parent for path in paths}
-    if (said := remark_on_siblings([path for path in given if path in direct])) is not None:
-        warnings.warn(said, DataWarning, stacklevel=2)
+    if (remark := remark_on_siblings([path for path in sources if path in direct])) is not None:
+        warnings.warn(remark, DataWarning, stacklevel=2)
     return Listed(paths, names, None, root, dict(skipped))
 
 
-class _Found(NamedTuple):
-    """An image, and the number of the input that it was found by."""
+class _ListedImage(NamedTuple):
+    """An image, and the number of the input that contains it."""
 
-    given: int
+    source: int
     path: Path
     label: str
 
@@ -432,24 +425,24 @@ def _images_of(path: Path, on_bad_image: str, skipped: list[SkippedFile]) -> Ite
         raise DataError(f"{printable(str(path))}: no such file or folder.")
 
 
-def _once(found: Sequence[_Found], skipped: Counter[str]) -> list[_Found]:
+def _without_repetitions(images: Sequence[_ListedImage], skipped: Counter[str]) -> list[_ListedImage]:
     """Each image once, at its first place, with the first class it has; repetitions are counted.
 
     Links with different names to one file, inside one folder or list, are different images, as when it is given alone.
     """
-    kept: list[_Found] = []
+    unique: list[_ListedImage] = []
     places: dict[str, list[int]] = {}
-    for image in found:
-        same = places.setdefault(_real(image.path), [])
+    for image in images:
+        rows = places.setdefault(_real(image.path), [])
         normal = os.path.normpath(image.path)
-        if all(kept[i].given == image.given and os.path.normpath(kept[i].path) != normal for i in same):
-            same.append(len(kept))
-            kept.append(image)
+        if all(unique[i].source == image.source and os.path.normpath(unique[i].path) != normal for i in rows):
+            rows.append(len(unique))
+            unique.append(image)
             continue
-        skipped[GIVEN_TWICE] += 1
-        for i in same:
-            kept[i] = kept[i]._replace(label=kept[i].label or image.label)
-    return kept
+        skipped[REPEATED] += 1
+        for i in rows:
+            unique[i] = unique[i]._replace(label=unique[i].label or image.label)
+    return unique
 
 
 def _real(path: Path) -> str:

@@ -84,29 +84,25 @@ class ImageSet:
                 raise InputError(f"{self.name}: {count} names but {len(value)} {what}.")
         if count and not 0 <= self.labels.min() <= self.labels.max() < len(self.class_names):
             raise InputError(f"{self.name}: labels must be numbers from 0 to {len(self.class_names) - 1}.")
-        if self.coarse_labels is not None:
-            self._check_coarse(self.coarse_labels)
+        if (coarse := self.coarse_labels) is not None:
+            if count and not 0 <= coarse.min() <= coarse.max() < len(self.coarse_names):
+                raise InputError(f"{self.name}: coarse labels must be numbers from 0 to {len(self.coarse_names) - 1}.")
+            classes = np.unique(np.stack([self.labels, coarse]), axis=1)[0]
+            if len(twice := classes[1:][classes[1:] == classes[:-1]]):
+                name = self.class_names[twice[0]]
+                raise InputError(f"{self.name}: images of the class {name!r} are in more than one coarser class.")
         if len(set(self.names)) != count:
-            twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise InputError(f"{self.name}: names must be unique, but {twice!r} occurs more than once.")
+            repeated = next(name for name in self.names if self.names.count(name) > 1)
+            raise InputError(f"{self.name}: names must be unique, but {repeated!r} occurs more than once.")
 
     @property
     def coarse_of_classes(self) -> list[int] | None:
         """For each class the number of its coarser class; None without such classes."""
         if self.coarse_labels is None:
             return None
-        found = np.zeros(len(self.class_names), dtype=np.int64)
-        found[self.labels] = self.coarse_labels
-        return [int(number) for number in found]
-
-    def _check_coarse(self, coarse: NDArray[np.int64]) -> None:
-        if len(coarse) and not 0 <= coarse.min() <= coarse.max() < len(self.coarse_names):
-            raise InputError(f"{self.name}: coarse labels must be numbers from 0 to {len(self.coarse_names) - 1}.")
-        pairs = np.unique(np.stack([self.labels, coarse]), axis=1)
-        classes, times = np.unique(pairs[0], return_counts=True)
-        if (times > 1).any():
-            twice = self.class_names[classes[times > 1][0]]
-            raise InputError(f"{self.name}: images of the class {twice!r} are in more than one coarser class.")
+        numbers = np.zeros(len(self.class_names), dtype=np.int64)
+        numbers[self.labels] = self.coarse_labels
+        return numbers.tolist()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -219,20 +215,20 @@ class ImageSet:
 
         Classes without an image are dropped and the rest renumbered in order.
         """
-        chosen = np.asarray(indices, dtype=np.int64)
-        kept, labels = np.unique(self.labels[chosen], return_inverse=True)
+        rows = np.asarray(indices, dtype=np.int64)
+        classes, labels = np.unique(self.labels[rows], return_inverse=True)
         coarse, coarse_names = self.coarse_labels, self.coarse_names
         if coarse is not None:
-            kept_coarse, coarse = np.unique(coarse[chosen], return_inverse=True)
-            coarse_names = [coarse_names[c] for c in kept_coarse.tolist()]
+            coarse_classes, coarse = np.unique(coarse[rows], return_inverse=True)
+            coarse_names = [coarse_names[c] for c in coarse_classes.tolist()]
         return replace(
             self,
-            names=[self.names[i] for i in chosen.tolist()],
+            names=[self.names[i] for i in rows.tolist()],
             labels=labels.astype(np.int64),
-            class_names=[self.class_names[c] for c in kept.tolist()],
-            arrays=None if self.arrays is None else self.arrays[chosen],
-            boxes=None if self.boxes is None else self.boxes[chosen],
-            items=None if self.items is None else _Chosen(self.items, chosen),
+            class_names=[self.class_names[c] for c in classes.tolist()],
+            arrays=None if self.arrays is None else self.arrays[rows],
+            boxes=None if self.boxes is None else self.boxes[rows],
+            items=None if self.items is None else _Subset(self.items, rows),
             split=self.split if split is None else split,
             coarse_labels=coarse,
             coarse_names=coarse_names,
@@ -277,17 +273,17 @@ class ImageSet:
         return self.subset(np.flatnonzero(np.isin(self.labels, np.asarray(classes))), split)
 
 
-class _Chosen(Sequence[ImageSource]):
+class _Subset(Sequence[ImageSource]):
     """Some items of a sequence, in another order; each is fetched when it is needed."""
 
-    def __init__(self, items: Sequence[ImageSource], chosen: NDArray[np.int64]) -> None:
-        self._items, self._chosen = items, chosen
+    def __init__(self, items: Sequence[ImageSource], rows: NDArray[np.int64]) -> None:
+        self._items, self._rows = items, rows
 
     def __len__(self) -> int:
-        return len(self._chosen)
+        return len(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._items[int(self._chosen[index])]
+        return self._items[int(self._rows[index])]
 
 
 _Labelled = tuple[NDArray[np.int64], Sequence[str]]
@@ -330,18 +326,18 @@ def held_out_classes(sizes: NDArray[np.int64], share: float, seed: int = 0) -> N
     count = len(sizes)
     testing = min(max(1, int(count * share + 1e-9)), count - 1)
     drawn = min(testing, count - testing)  # of the smaller side, so that every group has at least two classes
-    wanted = share if drawn == testing else 1 - share
+    target = share if drawn == testing else 1 - share
     random = np.random.default_rng(seed)
     best: tuple[float, NDArray[np.int64]] | None = None
     for _ in range(_DRAWS):
         order = np.lexsort((random.permutation(count), -sizes))
         groups = np.array_split(order, drawn)
-        chosen = np.array([run[random.integers(len(run))] for run in groups])
-        distance = abs(float(sizes[chosen].sum()) / max(1, int(sizes.sum())) - wanted)
+        classes = np.array([run[random.integers(len(run))] for run in groups])
+        distance = abs(float(sizes[classes].sum()) / max(1, int(sizes.sum())) - target)
         if best is None or distance < best[0] - 1e-12:
-            best = distance, chosen
-    chosen = np.sort(best[1] if best is not None else np.empty(0, np.int64))
-    return chosen if drawn == testing else np.setdiff1d(np.arange(count), chosen)
+            best = distance, classes
+    classes = np.sort(best[1] if best is not None else np.empty(0, np.int64))
+    return classes if drawn == testing else np.setdiff1d(np.arange(count), classes)
 
 
 def class_disjoint_split(images: ImageSet, mode: str = "paper", seed: int = 0) -> tuple[ImageSet, ImageSet]:

@@ -265,19 +265,19 @@ class Pipeline:
         return (side, side) if side else self.size(index) or (1, 1)
 
     def _begin(self, indices: Sequence[int] | Indices, epoch: int, number: int) -> _PendingBatch:
-        chosen = np.array(indices, dtype=np.int64)
-        if chosen.ndim != 1 or len(chosen) == 0:
-            raise InputError(f"a batch must be a list of at least one image number; its shape is {chosen.shape}.")
-        if not 0 <= chosen.min() <= chosen.max() < len(self.images):
+        images = np.array(indices, dtype=np.int64)
+        if images.ndim != 1 or len(images) == 0:
+            raise InputError(f"a batch must be a list of at least one image number; its shape is {images.shape}.")
+        if not 0 <= images.min() <= images.max() < len(self.images):
             raise InputError(
-                f"images {chosen.min()} to {chosen.max()} were requested, but {self.images.name} has "
+                f"images {images.min()} to {images.max()} were requested, but {self.images.name} has "
                 f"{len(self.images)} images, numbered from 0."
             )
         size = self.transform.size
-        random = np.empty((len(chosen), 0))
+        random = np.empty((len(images), 0))
         if self.transform.draws:
-            random = uniforms(self.seed, epoch, number, chosen, occurrences(chosen), self.transform.draws)
-        return _PendingBatch(chosen, number, random, size or self._largest(int(chosen[0])), size is None, self.pin)
+            random = uniforms(self.seed, epoch, number, images, occurrences(images), self.transform.draws)
+        return _PendingBatch(images, number, random, size or self._largest(int(images[0])), size is None, self.pin)
 
     def _fill(
         self,
@@ -298,9 +298,9 @@ class Pipeline:
                 # A copy: a cache may return its own array, but the caller may change a batch.
                 pending.rows[position] = np.array(pixels)
             elif pixels.shape != pending.rows[position].shape:
-                found, declared = pixels.shape, pending.rows[position].shape
+                size, declared = pixels.shape, pending.rows[position].shape
                 raise InputError(
-                    f"{self.images.names[index]} is {found[1]}×{found[0]} pixels in a batch of {declared[1]}×{declared[0]}: "
+                    f"{self.images.names[index]} is {size[1]}×{size[0]} pixels in a batch of {declared[1]}×{declared[0]}: "
                     "the transform's results do not have the size that it declares."
                 )
             else:
@@ -394,16 +394,16 @@ class _PendingBatch:
 
     def hand_over(self, labels: Indices) -> Batch:
         """The batch without its bad images; its memory is the receiver's from now on."""
-        kept = np.setdiff1d(np.arange(len(self.indices)), sorted(self.bad))
+        readable = np.setdiff1d(np.arange(len(self.indices)), sorted(self.bad))
         images: torch.Tensor | list[torch.Tensor]
         if self.tensor is None:
-            rows = [torch.from_numpy(self.rows[position]) for position in kept]
+            rows = [torch.from_numpy(self.rows[position]) for position in readable]
             images = [(row.pin_memory() if self.pin else row).permute(2, 0, 1) for row in rows]
         else:
             images = self.tensor.permute(0, 3, 1, 2)
-            images = images[torch.from_numpy(kept)] if self.bad else images
+            images = images[torch.from_numpy(readable)] if self.bad else images
         self.tensor, self.rows = None, []
-        return Batch(images, torch.from_numpy(labels[self.indices[kept]]), self.indices[kept])
+        return Batch(images, torch.from_numpy(labels[self.indices[readable]]), self.indices[readable])
 
 
 class RamCache:

@@ -100,11 +100,11 @@ def available_data() -> dict[str, Source]:
     """
     from recollect.data import sources
 
-    found: dict[str, Source] = {}
+    table: dict[str, Source] = {}
     for module in pkgutil.iter_modules(sources.__path__, f"{sources.__name__}."):
         for source in getattr(importlib.import_module(module.name), "SOURCES", ()):
-            found[source.name] = source
-    return dict(sorted(found.items()))
+            table[source.name] = source
+    return dict(sorted(table.items()))
 
 
 def is_source(name: str) -> bool:
@@ -135,13 +135,13 @@ def find_source(name: str) -> Source:
     Raises:
         ConfigError: there is no such data set; the message lists the names.
     """
-    if name in (known := available()):
-        return known[name]
+    if name in (table := available()):
+        return table[name]
     loaded = plugins.load("data set", name)
     if loaded is not None:
         return _source_from_outside(loaded)
     hint = f" To read your own folder, use the data set 'folder' with the root {name!r}." if Path(name).exists() else ""
-    error = plugins.unknown("data set", name, known)
+    error = plugins.unknown("data set", name, table)
     raise ConfigError(f"{error}{hint}")
 
 
@@ -161,9 +161,9 @@ def _source_from_outside(loaded: plugins.Loaded) -> Source:
 
     def read(root: Path | None, split: str, **options: Any) -> ImageSet:
         plugins.check_options(target, options, f"data set {loaded.short!r}", own)
-        asked = {name: value for name, value in (("root", root), ("split", split)) if name in arguments}
+        location = {name: value for name, value in (("root", root), ("split", split)) if name in arguments}
         with plugins.errors_as_config(f"data set {loaded.short!r}"):
-            images = target(**asked, **options)
+            images = target(**location, **options)
         if not isinstance(images, ImageSet):
             raise ConfigError(
                 f"data set {loaded.short!r} returned a {type(images).__name__}: it must return an ImageSet "
@@ -345,13 +345,13 @@ def count_difference(source: Source, images: ImageSet, split: str) -> str | None
     published = source.published.get(split)
     if published is None:
         return None
-    found = Counts(len(images), None if published.classes is None else images.num_classes)
-    if found == source.distributed.get(split):
-        logger.info(f"{source.name}, {split}: {found}, as distributed; the paper's table has {published}")
+    counts = Counts(len(images), None if published.classes is None else images.num_classes)
+    if counts == source.distributed.get(split):
+        logger.info(f"{source.name}, {split}: {counts}, as distributed; the paper's table has {published}")
         return None
-    if found == published:
+    if counts == published:
         return None
-    return f"{source.name}, {split}: found {found}, but the published split has {published}. Results will not be comparable."
+    return f"{source.name}, {split}: found {counts}, but the published split has {published}. Results will not be comparable."
 
 
 def check_root(source: Source, root: Path | str | None) -> Path | None:

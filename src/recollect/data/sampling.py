@@ -151,8 +151,8 @@ class ClassBalancedSampler:
         if not 0 <= number < self._length(epoch):
             raise InputError(f"epoch {epoch} has batches 0 to {self._length(epoch) - 1}, not {number}.")
         if self.policy == "epoch":
-            planned: Indices = self._plan(epoch)[number]
-            return planned
+            batch: Indices = self._plan(epoch)[number]
+            return batch
         random = np.random.default_rng((self.seed, epoch, number))
         classes = random.permutation(len(self._size))[: self.batch_size // self.samples_per_class]
         shuffled, starts = self._shuffle_within(classes, random)
@@ -219,13 +219,13 @@ class ClassBalancedSampler:
         classes = random.permutation(len(self._size))
         shuffled, starts = self._shuffle_within(classes, random)
         sizes = self._size[classes]
-        left = np.maximum(sizes // m, 1)  # a class is here with fewer than m images only under "repeat"
-        used = np.zeros_like(left)
+        remaining = np.maximum(sizes // m, 1)  # a class is here with fewer than m images only under "repeat"
+        used = np.zeros_like(remaining)
         batches = []
-        while len(chosen := np.flatnonzero(left)[:per_batch]) == per_batch:
-            batches.append(self._take(shuffled, starts[chosen], sizes[chosen], used[chosen] * m))
-            left[chosen] -= 1
-            used[chosen] += 1
+        while len(rows := np.flatnonzero(remaining)[:per_batch]) == per_batch:
+            batches.append(self._take(shuffled, starts[rows], sizes[rows], used[rows] * m))
+            remaining[rows] -= 1
+            used[rows] += 1
         plan = np.stack(batches)[random.permutation(len(batches))][: self.batches_per_epoch]
         self._plans = {epoch: plan}
         return plan
@@ -259,16 +259,13 @@ class ClassBalancedSampler:
 def _check_settings(
     batch_size: int, samples_per_class: int, policy: str, small_classes: str, seed: int, batches_per_epoch: int | None
 ) -> None:
-    for name, value, known in (("policy", policy, POLICIES), ("small_classes", small_classes, SMALL_CLASSES)):
-        if value not in known:
-            raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(known)}.")
-    for name, number in (("batch_size", batch_size), ("samples_per_class", samples_per_class)):
-        if number < 1:
-            raise ConfigError(f"{name} is {number}: it must be at least 1.")
-    if batches_per_epoch is not None and batches_per_epoch < 1:
-        raise ConfigError(f"batches_per_epoch is {batches_per_epoch}: it must be at least 1.")
-    if seed < 0:
-        raise ConfigError(f"seed is {seed}: it must be 0 or more.")
+    for name, value, choices in (("policy", policy, POLICIES), ("small_classes", small_classes, SMALL_CLASSES)):
+        if value not in choices:
+            raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}.")
+    numbers = {"batch_size": batch_size, "samples_per_class": samples_per_class, "batches_per_epoch": batches_per_epoch}
+    for name, number, least in (*((name, number, 1) for name, number in numbers.items()), ("seed", seed, 0)):
+        if number is not None and number < least:
+            raise ConfigError(f"{name} is {number}: it must be at least {least}.")
     if batch_size % samples_per_class:
         lower = batch_size // samples_per_class * samples_per_class
         near = f"{lower} or {lower + samples_per_class}" if lower else str(samples_per_class)

@@ -67,35 +67,37 @@ def read_csv(
         DataError: a column that is missing or named twice, an empty value, a row with more values than columns, or a
             value of several lines, as a missing quotation mark makes them.
     """
-    known = (*columns, *optional)
+    expected = (*columns, *optional)
     try:
         with open_text(path, newline="") as file:
             start, first = file.tell(), file.readline()
             file.seek(start)
-            named = re.fullmatch(r"\s*\"?sep=(.)\"?\s*", first, re.IGNORECASE)
-            reader = csv.DictReader(file, delimiter=named[1] if named else max(",;\t", key=first.count), restval="")
-            if named:
+            separator = re.fullmatch(r"\s*\"?sep=(.)\"?\s*", first, re.IGNORECASE)
+            reader = csv.DictReader(
+                file, delimiter=separator[1] if separator else max(",;\t", key=first.count), restval=""
+            )
+            if separator:
                 next(reader.reader)  # not a row, but a line that errors count
             header = [column.strip() for column in reader.fieldnames or ()]
-            header = [column.lower() if column.lower() in known else column for column in header]
+            header = [column.lower() if column.lower() in expected else column for column in header]
             reader.fieldnames = header
             if not header:
                 raise DataError(f"{path}: an empty file. Its first line must name the columns {','.join(columns)}.")
             if absent := [column for column in columns if column not in header]:
                 raise DataError(
                     f"{path}: there is no column {', '.join(map(repr, absent))}; the first line names the columns "
-                    f"{', '.join(map(repr, header))}. Expected: {','.join(known)}."
+                    f"{', '.join(map(repr, header))}. Expected: {','.join(expected)}."
                 )
-            if twice := [column for column in known if header.count(column) > 1]:
+            if twice := [column for column in expected if header.count(column) > 1]:
                 raise DataError(
                     f"{path}: the first line names the column {twice[0]!r} twice. Rename or remove one of the two."
                 )
             for row in reader:
-                values = {column: (row.get(column) or "").strip() for column in (header if others else known)}
+                values = {column: (row.get(column) or "").strip() for column in (header if others else expected)}
                 extra: Any = row.pop(None, None) or []
                 if not any(cell.strip() for cell in (*row.values(), *extra) if cell):
                     continue
-                _refuse_torn(path, reader, row, extra, known)
+                _check_cells(path, reader, row, extra, expected)
                 if empty := [column for column in columns if not values[column]]:
                     raise DataError(f"{path}, line {reader.line_num}: {empty[0]!r} is empty; every row needs a value.")
                 yield reader.line_num, values
@@ -105,11 +107,11 @@ def read_csv(
         raise DataError(f"{path}: not a CSV file ({error}).") from error
 
 
-def _refuse_torn(
-    path: Path, reader: csv.DictReader[str], row: Mapping[str, str], extra: Sequence[str], known: Collection[str]
+def _check_cells(
+    path: Path, reader: csv.DictReader[str], row: Mapping[str, str], extra: Sequence[str], expected: Collection[str]
 ) -> None:
-    """Refuse a row whose quotation marks are missing: several lines in a cell of ``known``, or ``extra`` cells."""
-    torn = [column for column in known if "\n" in (row.get(column) or "").strip()]
+    """Refuse a row whose quotation marks are missing: several lines in a cell of ``expected``, or ``extra`` cells."""
+    torn = [column for column in expected if "\n" in (row.get(column) or "").strip()]
     if not torn and not any(cell.strip() for cell in extra):
         return
     # A quotation mark that is missing swallows the last line break too.

@@ -82,14 +82,16 @@ Pixels = NDArray[np.uint8]
 class Transform:
     """What the pipeline needs from a transform, and the base class of your own.
 
-    Override ``size``, ``draws`` (unless it is deterministic) and ``__call__``; also ``key``, unless ``repr`` describes the
-    transform completely, as it does for a dataclass.
+    Override ``size`` or ``side``, ``draws`` (unless it is deterministic) and ``__call__``; also ``key``, unless ``repr``
+    describes the transform completely, as it does for a dataclass.
     """
+
+    side: int
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Height and width of every result; None if images keep their own sizes."""
-        raise NotImplementedError
+        """Height and width of every result, by default ``side`` × ``side``; None if images keep their own sizes."""
+        return (self.side, self.side)
 
     @property
     def draws(self) -> int:
@@ -168,11 +170,6 @@ class RandomResizedCrop(Transform):
                 raise ConfigError(f"{name} {(low, high)} must be two numbers above 0, the smaller first.")
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of every result."""
-        return (self.side, self.side)
-
-    @property
     def draws(self) -> int:
         """Two per attempt, two for the position, one for the flip."""
         return 2 * _ATTEMPTS + 3
@@ -206,7 +203,7 @@ class RandomResizedCrop(Transform):
             left, top, right, bottom = self.box(image.shape[1], image.shape[0], random)
             cropped = image[top:bottom, left:right]
         resize = resize_torch if self.kernel == "torch" else resize_pil
-        pixels = resize(cropped, self.size, self.interpolation)
+        pixels = resize(cropped, self.side, self.interpolation)
         return mirrored(pixels) if self.flip and random[-1] < 0.5 else pixels
 
 
@@ -231,8 +228,8 @@ class Resized(Transform):
     @property
     def key(self) -> str:
         """A complete description; mean and deviation are not part of the pixels."""
-        chosen = self.preprocessing
-        steps = f"size={chosen.size}, resize={chosen.resize}, interpolation={chosen.interpolation!r}"
+        settings = self.preprocessing
+        steps = f"size={settings.size}, resize={settings.resize}, interpolation={settings.interpolation!r}"
         return f"Resized({steps}, at_least={self.at_least})"
 
     def __call__(self, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
@@ -249,22 +246,22 @@ def mirrored(pixels: Pixels) -> Pixels:
     return result
 
 
-def resize_pil(image: Image.Image | Pixels, size: tuple[int, int], interpolation: str) -> Pixels:
-    """Resize to (height, width) as PIL does, antialiased."""
+def resize_pil(image: Image.Image | Pixels, side: int, interpolation: str) -> Pixels:
+    """Resize to ``side`` × ``side`` as PIL does, antialiased."""
     picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
-    if picture.size != (size[1], size[0]):
-        picture = picture.resize((size[1], size[0]), Image.Resampling[interpolation.upper()])
+    if picture.size != (side, side):
+        picture = picture.resize((side, side), Image.Resampling[interpolation.upper()])
     return np.asarray(picture)
 
 
-def resize_torch(image: Image.Image | Pixels, size: tuple[int, int], interpolation: str) -> Pixels:
-    """Resize to (height, width) as torch does for uint8, antialiased."""
+def resize_torch(image: Image.Image | Pixels, side: int, interpolation: str) -> Pixels:
+    """Resize to ``side`` × ``side`` as torch does for uint8, antialiased."""
     # Contiguous through numpy: torch would copy a crop with all its threads, and a team of them in every worker costs
     # more than the work. The resize itself runs in the calling thread, without the interpreter's lock.
     pixels = np.array(image, order="C")
     tensor = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     resized = torch.nn.functional.interpolate(
-        tensor, list(size), mode=interpolation, antialias=True, align_corners=False
+        tensor, [side, side], mode=interpolation, antialias=True, align_corners=False
     )
     result: Pixels = resized[0].permute(1, 2, 0).numpy()
     return result
@@ -291,11 +288,6 @@ class GlyphAffine(Transform):
         if not 0 < self.scale[0] <= self.scale[1]:
             raise ConfigError(f"scale {self.scale} must be two numbers above 0, the smaller first.")
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of every result."""
-        return (self.side, self.side)
-
     def parameters(self, width: int, height: int, random: Uniforms) -> tuple[float, float, float, float, float]:
         """Angle in degrees, shift right and down in pixels, scale, shear in degrees."""
         signed = 2.0 * random - 1.0
@@ -318,7 +310,7 @@ class GlyphAffine(Transform):
         # The middle value of the four corners, so that a stroke that reaches one of them does not set the background.
         ground = tuple(sum(sorted(values)[1:3]) // 2 for values in corners)
         moved = image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=ground)
-        return resize_pil(moved, self.size, self.interpolation)
+        return resize_pil(moved, self.side, self.interpolation)
 
 
 def _inverse_affine(
@@ -368,7 +360,7 @@ class LongerSide(Transform):
 
     def read(self, images: ImageSet, index: int) -> Image.Image:
         """Image ``index``, cropped and shrunk."""
-        whole, box = images.read(index, crop=False), _box(images, index)
+        whole, box = images.read(index, crop=False), _pixel_box(images, index)
         image = whole if box is None else whole.crop(box)
         if min(image.size) < 1:
             outside = f"its box {box} lies outside the {whole.width}×{whole.height} image."
@@ -377,7 +369,7 @@ class LongerSide(Transform):
 
     def output_size(self, images: ImageSet, index: int) -> tuple[int, int]:
         """See ``Transform``."""
-        whole, box = images.size(index), _box(images, index)
+        whole, box = images.size(index), _pixel_box(images, index)
         width, height = self._fit(whole if box is None else (box[2] - box[0], box[3] - box[1]), whole)
         return height, width
 
@@ -404,7 +396,7 @@ def _closest(value: float, error: Callable[[int], float]) -> int:
     return max(min(math.floor(value), math.ceil(value), key=lambda n: error(n) if n else math.inf), 1)
 
 
-def _box(images: ImageSet, index: int) -> tuple[int, int, int, int] | None:
+def _pixel_box(images: ImageSet, index: int) -> tuple[int, int, int, int] | None:
     """The crop in whole pixels, rounded as PIL rounds."""
     box = images.box(index)
     return None if box is None else (round(box[0]), round(box[1]), round(box[2]), round(box[3]))
@@ -428,11 +420,6 @@ class FromTorchvision(Transform):
     random: bool = True
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of every result."""
-        return (self.side, self.side)
-
-    @property
     def draws(self) -> int:
         """One, as a seed, if the transform is random."""
         return int(self.random)
@@ -445,22 +432,18 @@ class FromTorchvision(Transform):
     def __call__(self, image: Image.Image | Pixels, random: Uniforms) -> Pixels:
         """See ``Transform``."""
         picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
-        if not self.random:
-            return self._checked(self._called(picture))
-        with _TORCH_RANDOM, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(random[0] * 2**53))
-            return self._checked(self._called(picture))
-
-    def _called(self, picture: Image.Image) -> Any:
         with plugins.errors_as_config(f"the transform {type(self.transform).__name__}"):
-            return self.transform(picture)
-
-    def _checked(self, tensor: Any) -> Pixels:
-        expected = (3, *self.size)
+            if self.random:
+                with _TORCH_RANDOM, torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(int(random[0] * 2**53))
+                    tensor = self.transform(picture)
+            else:
+                tensor = self.transform(picture)
+        expected = (3, self.side, self.side)
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tuple(tensor.shape) != expected:
-            found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor)
+            kind = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor)
             raise ConfigError(
-                f"the transform must return a uint8 tensor of shape {expected}, not {found}: remove scaling and "
+                f"the transform must return a uint8 tensor of shape {expected}, not {kind}: remove scaling and "
                 "normalization, which the model does."
             )
         pixels: Pixels = tensor.permute(1, 2, 0).numpy()
@@ -556,15 +539,13 @@ def make_augmentation(
     what, maker = f"augmentation {loaded.short!r}", loaded.target
     if not callable(maker):
         raise ConfigError(f"{what} is a {type(maker).__name__}: it must be a class or a function.")
-    chosen = dict(options or {})
-    arguments = plugins.options_of(maker)
-    told = {"preprocessing": preprocessing, "size": preprocessing.size}
-    own = {name: parameter for name, parameter in arguments.items() if name not in told}
-    plugins.check_options(maker, chosen, what, own)
+    arguments, own = plugins.options_of(maker), dict(options or {})
+    model = {"preprocessing": preprocessing, "size": preprocessing.size}
+    plugins.check_options(maker, own, what, {name: arguments[name] for name in arguments if name not in model})
     with plugins.errors_as_config(what):
-        made = maker(**chosen, **{name: value for name, value in told.items() if name in arguments})
-    if isinstance(made, Transform):
-        return made
-    if not callable(made):
-        raise ConfigError(f"{what} returned a {type(made).__name__}: it must return a transform.")
-    return FromTorchvision(made, preprocessing.size)
+        transform = maker(**own, **{name: value for name, value in model.items() if name in arguments})
+    if isinstance(transform, Transform):
+        return transform
+    if not callable(transform):
+        raise ConfigError(f"{what} returned a {type(transform).__name__}: it must return a transform.")
+    return FromTorchvision(transform, preprocessing.size)

@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from recollect.common.text import look_alikes, number_of
 from recollect.data.image_set import ImageSet
 from recollect.data.registry import Source, check_root, count_difference, find_source, read_split
 
-SHOWN = 5  # examples of each kind in the text; the JSON has all
+EXAMPLES = 5  # examples of each kind in the text; the JSON has all
 BAR = 40
 
 
@@ -46,12 +46,10 @@ class SplitReport:
     def histogram(self) -> dict[str, int]:
         """Number of classes by size, in ranges that double: 1, 2–3, 4–7, …; 0 for classes with nothing left."""
         bins = Counter(size.bit_length() for size in self.class_sizes)
-        return {_range(b): bins[b] for b in range(min(bins, default=0), max(bins, default=0) + 1)}
-
-
-def _range(bits: int) -> str:
-    low, high = (1 << bits) >> 1, (1 << bits) - 1
-    return str(low) if low >= high else f"{low}–{high}"
+        ranges = {
+            bits: ((1 << bits) >> 1, (1 << bits) - 1) for bits in range(min(bins, default=0), max(bins, default=0) + 1)
+        }
+        return {str(low) if low >= high else f"{low}–{high}": bins[bits] for bits, (low, high) in ranges.items()}
 
 
 @dataclass(frozen=True)
@@ -75,14 +73,14 @@ class Report:
     @property
     def problems(self) -> list[str]:
         """The problems, one sentence each; duplicates inside a split are a remark, not a problem."""
-        found = list(self.count_differences)
+        problems = list(self.count_differences)
         if self.missing:
-            found.append(f"{number_of(len(self.missing), 'file is/files are')} missing.")
+            problems.append(f"{number_of(len(self.missing), 'file is/files are')} missing.")
         if self.unreadable:
-            found.append(f"{number_of(len(self.unreadable), 'file')} cannot be read.")
+            problems.append(f"{number_of(len(self.unreadable), 'file')} cannot be read.")
         if self.duplicates_across:
-            found.append(f"{number_of(len(self.duplicates_across), 'image is/images are')} in both train and test.")
-        return found
+            problems.append(f"{number_of(len(self.duplicates_across), 'image is/images are')} in both train and test.")
+        return problems
 
     @property
     def ok(self) -> bool:
@@ -96,34 +94,33 @@ class Report:
 
     def as_text(self) -> str:
         """The report as text."""
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        yield f"{self.name}" + (f" in {self.root}" if self.root else "") + f", checked in {self.seconds:.1f} s"
+        lines = [f"{self.name}" + (f" in {self.root}" if self.root else "") + f", checked in {self.seconds:.1f} s"]
         for split in self.splits:
-            yield ""
-            yield from self._split_lines(split)
-        if self.missing:
-            yield from ("", f"Missing: {number_of(len(self.missing), 'file')}", *_examples(self.missing))
-        if self.unreadable:
-            reasons = [f"{name}: {reason}" for name, reason in self.unreadable.items()]
-            yield from ("", f"Unreadable: {number_of(len(reasons), 'file')}", *_examples(reasons))
-        for title, groups in (
-            ("Identical files in both train and test", self.duplicates_across),
-            ("Identical files in different classes", self.contradictions),
-            ("Identical files", [group for group in self.duplicates if group not in self.contradictions]),
+            lines += ["", *self._split_lines(split)]
+        same_class = [group for group in self.duplicates if group not in self.contradictions]
+        for title, noun, examples in (
+            ("Missing", "file", self.missing),
+            ("Unreadable", "file", [f"{name}: {reason}" for name, reason in self.unreadable.items()]),
+            (
+                "Identical files in both train and test",
+                "group",
+                [" = ".join(group) for group in self.duplicates_across],
+            ),
+            ("Identical files in different classes", "group", [" = ".join(group) for group in self.contradictions]),
+            ("Identical files", "group", [" = ".join(group) for group in same_class]),
         ):
-            if groups:
-                yield from (
+            if examples:
+                lines += [
                     "",
-                    f"{title}: {number_of(len(groups), 'group')}",
-                    *_examples([" = ".join(group) for group in groups]),
-                )
+                    f"{title}: {number_of(len(examples), noun)}",
+                    *(f"  {line}" for line in examples[:EXAMPLES]),
+                ]
+            if len(examples) > EXAMPLES:
+                lines.append(f"  … and {len(examples) - EXAMPLES:,} more")
         if self.notes:
-            yield from ("", "Remarks", *(f"  {note}" for note in self.notes))
-        yield ""
-        yield "No problems found." if self.ok else "Problems:"
-        yield from (f"  {problem}" for problem in self.problems)
+            lines += ["", "Remarks", *(f"  {note}" for note in self.notes)]
+        lines += ["", "No problems found." if self.ok else "Problems:", *(f"  {problem}" for problem in self.problems)]
+        return "\n".join(lines)
 
     def _split_lines(self, split: SplitReport) -> Iterator[str]:
         published = "" if split.published_images is None else f"   published {split.published_images:,}"
@@ -144,12 +141,6 @@ class Report:
         for sizes, count in split.histogram.items():
             bar = "█" * -(-BAR * count // max(largest, 1))
             yield f"  {sizes:>16}   {count:>7,}  {bar}"
-
-
-def _examples(lines: Sequence[str]) -> Iterator[str]:
-    yield from (f"  {line}" for line in lines[:SHOWN])
-    if len(lines) > SHOWN:
-        yield f"  … and {len(lines) - SHOWN:,} more"
 
 
 SHORTER_SIDE = 256
@@ -183,7 +174,7 @@ def verify_data(
     """
     if samples_per_class < 1:
         raise InputError(f"samples_per_class must be at least 1, not {samples_per_class}.")
-    started, source = time.monotonic(), find_source(name)
+    start, source = time.monotonic(), find_source(name)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         sets = {split: read_split(source, root, split, options) for split in _splits(source, root, options)}
@@ -219,14 +210,14 @@ def verify_data(
         duplicates=inside,
         duplicates_across=across,
         contradictions=[group for group in inside if len(set.union(*(classes[name] for name in group))) > 1],
-        seconds=time.monotonic() - started,
+        seconds=time.monotonic() - start,
     )
 
 
 def _splits(source: Source, root: Path | str | None, options: dict[str, Any]) -> tuple[str, ...]:
     if source.find_splits is not None:
-        wanted = inspect.signature(source.find_splits).parameters
-        return source.find_splits(check_root(source, root), **{k: v for k, v in options.items() if k in wanted})
+        parameters = inspect.signature(source.find_splits).parameters
+        return source.find_splits(check_root(source, root), **{k: v for k, v in options.items() if k in parameters})
     return ("train", *source.test_splits) if "train" in source.splits else source.splits
 
 
@@ -234,19 +225,19 @@ def _read_all(
     sets: dict[str, ImageSet], missing: set[str], workers: int | None
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Files by the hash of their content, and the reason for each that cannot be read."""
-    todo: dict[str, tuple[ImageSet, int]] = {}
+    places: dict[str, tuple[ImageSet, int]] = {}
     for images in sets.values():
         for index, name in enumerate(images.names):
             if name not in missing:
-                todo.setdefault(name, (images, index))
+                places.setdefault(name, (images, index))
     contents: dict[str, list[str]] = defaultdict(list)
     unreadable: dict[str, str] = {}
     threads = workers or min(8, os.cpu_count() or 1)
-    with ProgressLine("verifying", len(todo)) as line, ThreadPoolExecutor(threads) as pool:
-        names = list(todo)
+    with ProgressLine("verifying", len(places)) as line, ThreadPoolExecutor(threads) as pool:
+        names = list(places)
         for start in range(0, len(names), BLOCK):
             block = names[start : start + BLOCK]
-            for name, (digest, problem) in zip(block, pool.map(lambda name: _read(*todo[name]), block), strict=True):
+            for name, (digest, problem) in zip(block, pool.map(lambda name: _read(*places[name]), block), strict=True):
                 if digest is not None:
                     contents[digest].append(name)
                 if problem is not None:

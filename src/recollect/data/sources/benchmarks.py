@@ -93,15 +93,9 @@ def read_cars196(root: Path, split: str) -> ImageSet:
         rows = _titled(_annotations(annotations, 0, 5), annotations)
     else:
         rows = _folder_rows(root) if kit is None else _kit_rows(root, kit)
-    chosen = [row for row in rows if (row[1] <= 98) == (split == "train")]
-    return make_set(
-        CARS196,
-        root,
-        split,
-        [name for name, _, _ in chosen],
-        [number for _, number, _ in chosen],
-        titles={number: title for _, number, title in chosen},
-    )
+    rows_of_split = [row for row in rows if (row[1] <= 98) == (split == "train")]
+    names, numbers = [name for name, _, _ in rows_of_split], [number for _, number, _ in rows_of_split]
+    return make_set(CARS196, root, split, names, numbers, titles={number: title for _, number, title in rows})
 
 
 Row = tuple[str, int, str]  # path, number of the model from 1, its name
@@ -155,14 +149,14 @@ def _read_mat(path: Path, key: str) -> Any:
 def _folder_rows(root: Path) -> list[Row]:
     # Copies made for classification have the same models below train/ and test/; both together are the data set.
     parts = [part for part in ("train", "test") if (root / part).is_dir()]
-    found = [row for part in parts or [""] for row in class_images(root, part, [])]
-    titles = sorted({title for _, title in found})
+    rows = [row for part in parts or [""] for row in class_images(root, part, [])]
+    titles = sorted({title for _, title in rows})
     if len(titles) != 196:
         raise CARS196.layout_error(
             f"there is no cars_annos.mat in {root}, and it has {len(titles)} class folders with images instead of 196."
         )
     numbers = {title: number for number, title in enumerate(titles, start=1)}
-    return [(name, numbers[title], title) for name, title in found]
+    return [(name, numbers[title], title) for name, title in rows]
 
 
 CARS196 = Source(

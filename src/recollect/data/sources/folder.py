@@ -35,7 +35,7 @@ from recollect.data.folders import (
     counted,
     find_inner_classes,
     find_parts,
-    leave_out_beside_splits,
+    is_image,
     part_to_use,
 )
 from recollect.data.image_set import ImageSet, held_out_classes
@@ -110,18 +110,18 @@ def read(
     skipped = Counter([each.reason for each in unused])
     parts = [] if pooled else sorted({part for _, _, part in rows} - {""})
     facts: dict[str, Any] = {"left_out": dict(skipped)}
-    taken = ""
+    part = ""
     if split == "all":
-        chosen = rows
+        rows_of_split = rows
     elif parts:
         if split_seed is not None:
             raise ConfigError(f"{root} says itself what is for testing: remove split_seed, or also give test_share.")
-        taken = part_to_use(split, parts)
-        if taken != split:
-            sentence = f"{root}: there is no test part, so the part {taken!r} is used for testing."
+        part = part_to_use(split, parts)
+        if part != split:
+            sentence = f"{root}: there is no test part, so the part {part!r} is used for testing."
             warnings.warn(sentence, DataWarning, stacklevel=3)
-        chosen = [row for row in rows if row[2] == taken]
-        if not chosen:
+        rows_of_split = [row for row in rows if row[2] == part]
+        if not rows_of_split:
             raise DataError(f"{root}: there is no split {split!r}; the splits are {', '.join(map(repr, parts))}.")
     else:
         if split not in ("train", "test"):
@@ -131,19 +131,19 @@ def read(
             testing = _test_classes(rows, root, class_split, test_share, split_seed)
         else:
             testing, class_split = _other_classes(rows, root, train_classes), "given"
-        chosen = [row for row in rows if (row[1] in testing) == (split == "test")]
+        rows_of_split = [row for row in rows if (row[1] in testing) == (split == "test")]
         facts["split"] = {"class_split": class_split, "held_out_classes": len(testing)}
         if class_split == "balanced":
             facts["split"] |= {"test_share": test_share, "split_seed": split_seed}
-    names, classes = [row[0] for row in chosen], [row[1] for row in chosen]
-    lost = Counter([each.reason for each in unused if each.reason not in ("not an image", LISTED_TWICE)])
-    if lost:
-        remedies = "".join([f". {remedy}" for reason, remedy in _REMEDIES.items() if reason in lost])
+    names, classes = [row[0] for row in rows_of_split], [row[1] for row in rows_of_split]
+    unreadable = Counter([each.reason for each in unused if each.reason not in ("not an image", LISTED_TWICE)])
+    if unreadable:
+        remedies = "".join([f". {remedy}" for reason, remedy in _REMEDIES.items() if reason in unreadable])
         # Each part has counts of its own. Named, they stay two remarks if the numbers are the same.
-        place = f"{root}, part {taken!r}" if taken else f"{root}"
-        warnings.warn(f"{place}: left out {counted(lost)}{remedies}.", DataWarning, stacklevel=3)
-    if (alike := look_alikes({label for _, label, _ in rows})) is not None:
-        warnings.warn(alike, DataWarning, stacklevel=3)
+        place = f"{root}, part {part!r}" if part else f"{root}"
+        warnings.warn(f"{place}: left out {counted(unreadable)}{remedies}.", DataWarning, stacklevel=3)
+    if (look_alike := look_alikes({label for _, label, _ in rows})) is not None:
+        warnings.warn(look_alike, DataWarning, stacklevel=3)
     return make_set(SOURCE, root, split, names, classes, facts=facts)
 
 
@@ -179,9 +179,9 @@ def _rows(
     *,
     nested: bool = False,
 ) -> list[Row]:
-    known, key = {} if _listings is None else _listings, (root, csv, nested)
-    if key in known:
-        rows, unused = known[key]
+    listings, key = {} if _listings is None else _listings, (root, csv, nested)
+    if key in listings:
+        rows, unused = listings[key]
         skipped.extend(unused)
         return rows
     if csv is not None:
@@ -189,7 +189,7 @@ def _rows(
     else:
         rows = list(_folder_rows(root, skipped, split, nested))
     if csv is not None or not any(part for _, _, part in rows):  # of split folders, only the requested one was read
-        known[key] = rows, list(skipped)
+        listings[key] = rows, list(skipped)
     if not rows and csv is not None:
         raise SOURCE.layout_error(f"{root / csv} lists no images.")
     reasons = Counter() if rows else Counter([each.reason for each in skipped])
@@ -199,8 +199,10 @@ def _rows(
             f"if {root.name or 'this'} is one of the classes, give the folder that contains it."
         )
     if not rows:
-        lost = f"; left out: {counted(reasons)}" if reasons else ""
-        raise SOURCE.layout_error(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}{lost}).")
+        reasons_text = f"; left out: {counted(reasons)}" if reasons else ""
+        raise SOURCE.layout_error(
+            f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}{reasons_text})."
+        )
     return rows
 
 
@@ -220,35 +222,35 @@ def _test_classes(rows: list[Row], root: Path, class_split: str, test_share: flo
 
 def _other_classes(rows: list[Row], root: Path, train_classes: Sequence[str]) -> frozenset[str]:
     """The classes that are not in ``train_classes``."""
-    here, wanted = {label for _, label, _ in rows}, set(train_classes)
-    if not here & wanted:
+    classes, train = {label for _, label, _ in rows}, set(train_classes)
+    if not classes & train:
         raise DataError(
-            f"{root}: none of the {number_of(len(wanted), 'class')} of {_TRAIN_CLASSES} is here "
-            f"({some_names(sorted(wanted))}). Give the folder that has them, or remove it."
+            f"{root}: none of the {number_of(len(train), 'class')} of {_TRAIN_CLASSES} is here "
+            f"({some_names(sorted(train))}). Give the folder that has them, or remove it."
         )
-    if here <= wanted:
+    if classes <= train:
         raise DataError(
             f"{root}: every class is one of {_TRAIN_CLASSES}, so that none is left for testing. Add classes, or remove it."
         )
-    if absent := sorted(wanted - here):
-        count = number_of(len(absent), "class of train_classes is/classes of train_classes are")
+    if missing := sorted(train - classes):
+        count = number_of(len(missing), "class of train_classes is/classes of train_classes are")
         warnings.warn(
-            f"{root}: {count} not here ({some_names(absent)}). Under another name, a class is for testing.",
+            f"{root}: {count} not here ({some_names(missing)}). Under another name, a class is for testing.",
             DataWarning,
             stacklevel=4,
         )
-    return frozenset(here - wanted)
+    return frozenset(classes - train)
 
 
 def _csv_rows(root: Path, csv: Path, skipped: list[SkippedFile]) -> Iterator[Row]:
     path = root / csv
     if not path.is_file():
         raise SOURCE.layout_error(f"{path} is missing.")
-    seen: dict[str, tuple[int, Row]] = {}
+    rows: dict[str, tuple[int, Row]] = {}
     halves: set[bool] = set()
     for line, row in read_csv(path, ("path", "label"), ("split",)):
         name, part = relative_to(root, row["path"]), SPLIT_OF.get(row["split"].lower(), row["split"])
-        first, before = seen.setdefault(name, (line, (name, row["label"], part)))
+        first, before = rows.setdefault(name, (line, (name, row["label"], part)))
         if before != (name, row["label"], part):
             raise DataError(
                 f"{path}, line {line}: {name!r} is already listed in line {first}, with another label or split. Remove "
@@ -273,18 +275,19 @@ def _folder_rows(root: Path, skipped: list[SkippedFile], split: str, nested: boo
         for name, label in class_images(root, "", skipped):
             yield name, label, ""
         return
-    beside = [entry for entry in visible_entries(root) if entry.name not in parts.values()]
-    if others := sorted(entry.name for entry in beside if is_folder(entry)):
+    entries = [entry for entry in visible_entries(root) if entry.name not in parts.values()]
+    if others := sorted(entry.name for entry in entries if is_folder(entry)):
         warnings.warn(
             f"{root}: read as train/test folders, so {some_names(others, 5)} next to them is left out.",
             DataWarning,
             stacklevel=2,
         )
-    wanted = part_to_use(split, parts)
-    reading = [wanted] if wanted in parts else list(parts)
+    part_of_split = part_to_use(split, parts)
+    reading = [part_of_split] if part_of_split in parts else list(parts)
     # Files beside the splits belong to none of them. Only the first split counts them, so that no sum has them twice.
     if next(part for part in PARTS if part in parts) in reading:
-        leave_out_beside_splits(beside, skipped)
+        files = [entry for entry in entries if not is_folder(entry) and is_image(entry, entry.name, skipped)]
+        skipped += [SkippedFile(file.name, OUTSIDE_SPLIT_FOLDERS) for file in files]
     for part in reading:
         for name, label in class_images(root, parts[part], skipped):
             yield name, label, part

@@ -36,18 +36,18 @@ def read(root: Path | None, split: str, *, min_faces: int = DRAWN[0]) -> ImageSe
     drawn = max(number for number in DRAWN if number <= min_faces)
     content = lzma.decompress(resources.files("recollect.data.sources").joinpath(FILE).read_bytes())
     with np.load(io.BytesIO(content)) as arrays:
-        pictures, labels, names, classes = (
+        pictures, labels, names, class_names = (
             arrays[f"{name}_{drawn}"] for name in ("pictures", "labels", "names", "class_names")
         )
         pixels = arrays["pixels"][pictures]
-    images = ImageSet("glyphs", names.tolist(), labels.astype(np.int64), classes.tolist(), arrays=pixels)
+    images = ImageSet("glyphs", names.tolist(), labels.astype(np.int64), class_names.tolist(), arrays=pixels)
     train = [character_digest(name) < 0.5 for name in images.class_names]
-    wanted = [
+    classes = [
         label
         for label, size in enumerate(images.class_sizes.tolist())
         if size >= min_faces and split in ("all", "train" if train[label] else "test")
     ]
-    return images.of_classes(wanted, split)
+    return images.of_classes(classes, split)
 
 
 def character_digest(class_name: str) -> float:

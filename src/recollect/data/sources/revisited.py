@@ -85,18 +85,13 @@ def load_revisited(name: str, root: Path | str) -> RevisitedBenchmark:
 def _read_benchmark(source: Source, root: Path) -> RevisitedBenchmark:
     if not root.is_dir():
         raise source.layout_error(f"there is no folder {root}.")
-    parsed = _parse_sfm(source, root) if source.name == SFM_NAME else _parse_revisited(source, root)
+    return _read_sfm(source, root) if source.name == SFM_NAME else _read_revisited(source, root)
 
-    def images(split: str, names: Sequence[str], boxes: NDArray[np.float64] | None) -> ImageSet:
-        return make_set(source, root, split, names, [UNLABELLED] * len(names), boxes=boxes)
 
-    return RevisitedBenchmark(
-        source.name,
-        images("database", parsed.database, None),
-        images("queries", parsed.queries, parsed.boxes),
-        *parsed.lists,
-        query_rows=parsed.query_rows,
-    )
+def _unlabelled(
+    source: Source, root: Path, split: str, names: Sequence[str], boxes: NDArray[np.float64] | None = None
+) -> ImageSet:
+    return make_set(source, root, split, names, [UNLABELLED] * len(names), boxes=boxes)
 
 
 def load_distractors(root: Path | str) -> ImageSet:
@@ -109,22 +104,10 @@ def _read_distractors(root: Path, split: str) -> ImageSet:
     folder = "revisitop1m"
     path = need(R1M, root / folder / f"{folder}.txt")
     names = [f"{folder}/jpg/{name}" for _, name in read_lines(path)]
-    return make_set(R1M, root, split, names, [UNLABELLED] * len(names))
+    return _unlabelled(R1M, root, split, names)
 
 
-Lists = tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.int64]]]  # easy, hard, junk
-
-
-@dataclass(frozen=True)
-class _Parsed:
-    database: list[str]
-    queries: list[str]
-    boxes: NDArray[np.float64] | None
-    lists: Lists
-    query_rows: NDArray[np.int64] | None = None
-
-
-def _parse_revisited(source: Source, root: Path) -> _Parsed:
+def _read_revisited(source: Source, root: Path) -> RevisitedBenchmark:
     name = source.name
     path = need(source, root / name / f"gnd_{name}.pkl")
     content = _dictionary(read_plain_pickle(path), ("imlist", "qimlist", "gnd"), path)
@@ -134,12 +117,13 @@ def _parse_revisited(source: Source, root: Path) -> _Parsed:
         boxes = np.array([entry["bbx"] for entry in truth], dtype=np.float64).reshape(len(queries), 4)
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(f"{path}: every query needs a box 'bbx' of four numbers ({error}).") from error
-    lists = tuple(_indices(truth, key, len(database), path) for key in ("easy", "hard", "junk"))
-    files = [[f"{name}/jpg/{image}.jpg" for image in images] for images in (database, queries)]
-    return _Parsed(files[0], files[1], boxes, lists)  # type: ignore[arg-type]
+    easy, hard, junk = (_indices(truth, key, len(database), path) for key in ("easy", "hard", "junk"))
+    database, queries = ([f"{name}/jpg/{image}.jpg" for image in images] for images in (database, queries))
+    sets = _unlabelled(source, root, "database", database), _unlabelled(source, root, "queries", queries, boxes)
+    return RevisitedBenchmark(name, *sets, easy, hard, junk)
 
 
-def _parse_sfm(source: Source, root: Path) -> _Parsed:
+def _read_sfm(source: Source, root: Path) -> RevisitedBenchmark:
     folder = _sfm_folder(root, f"{SFM}-val-eccv2020.pkl")
     path = need(source, root / folder / f"{SFM}-val-eccv2020.pkl")
     content = _dictionary(read_plain_pickle(path), ("cids", "qidx", "gnd"), path)
@@ -152,9 +136,11 @@ def _parse_sfm(source: Source, root: Path) -> _Parsed:
         np.union1d(_checked(entry.get("junk", []), "junk", len(database), path), [query])
         for entry, query in zip(truth, queries.tolist(), strict=True)
     ]
-    easy = [np.setdiff1d(found, ignored) for found, ignored in zip(easy, junk, strict=True)]
+    easy = [np.setdiff1d(positives, ignored) for positives, ignored in zip(easy, junk, strict=True)]
     hard = [np.empty(0, np.int64) for _ in truth]
-    return _Parsed(database, [database[q] for q in queries.tolist()], None, (easy, hard, junk), queries)
+    images = _unlabelled(source, root, "database", database)
+    query_images = _unlabelled(source, root, "queries", [database[query] for query in queries.tolist()])
+    return RevisitedBenchmark(source.name, images, query_images, easy, hard, junk, query_rows=queries)
 
 
 def _sfm_folder(root: Path, file: str) -> str:
@@ -289,10 +275,10 @@ def read_plain_pickle(path: Path) -> Any:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """The allow-list's replacement for the name; anything else is refused."""
-        known = _ALLOWED.get((module.replace("numpy.core.", "numpy._core."), name))
-        if known is None:
+        replacement = _ALLOWED.get((module.replace("numpy.core.", "numpy._core."), name))
+        if replacement is None:
             raise DataError(f"names {module}.{name}, which would be run when reading it")
-        return known
+        return replacement
 
 
 class _Kind:
