@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    known = sorted(
+    available = sorted(
         p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_") and p.stem != "timing"
     )
-    names = sys.argv[1:] or known
-    unknown = [name for name in names if name not in known]
+    names = sys.argv[1:] or available
+    unknown = [name for name in names if name not in available]
     if unknown:
-        sys.exit(f"no benchmark {', '.join(unknown)}: there are {', '.join(known)}")
+        sys.exit(f"no benchmark {', '.join(unknown)}: there are {', '.join(available)}")
     failed = [name for name in names if subprocess.run([sys.executable, "-m", f"benchmarks.{name}"]).returncode]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)

@@ -96,20 +96,20 @@ def main(repeats: int = 2) -> None:
     for _ in range(repeats):
         for name in CASES:
             for kind in ("wall", "processor"):
-                found = in_fresh_process("benchmarks.estimates", name, kind)
-                if found is None:
+                result = in_fresh_process("benchmarks.estimates", name, kind)
+                if result is None:
                     sys.exit(f"{name} failed: run python -m benchmarks.estimates {name!r} {kind}")
                 rows.append(
                     {
                         "training": name,
                         "clock": kind,
-                        "planned s": found["planned"],
-                        "wall s": found["wall"],
-                        "processor s": found["processor"],
-                        "taken / planned": found["taken"] / found["planned"],
-                        "planned MB": int(found["planned_mb"]),
-                        "peak MB": int(found["peak_mb"]),
-                        "peak / planned": found["peak_mb"] / found["planned_mb"],
+                        "planned s": result["planned"],
+                        "wall s": result["wall"],
+                        "processor s": result["processor"],
+                        "taken / planned": result["taken"] / result["planned"],
+                        "planned MB": int(result["planned_mb"]),
+                        "peak MB": int(result["peak_mb"]),
+                        "peak / planned": result["peak_mb"] / result["planned_mb"],
                     }
                 )
     report("estimates", sorted(rows, key=lambda row: (list(CASES).index(str(row["training"])), str(row["clock"]))))

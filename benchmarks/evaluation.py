@@ -80,14 +80,14 @@ def top_k_lists(vectors: torch.Tensor, labels: torch.Tensor) -> dict[str, float]
     depth = max(max(KS), int(positives.max()))
     nearest = distances.topk(depth, dim=1, largest=False).indices
     hits = same.gather(1, nearest)
-    found = {f"r@{k}": hits[:, :k].any(dim=1).double().mean().item() for k in KS}
+    metrics = {f"r@{k}": hits[:, :k].any(dim=1).double().mean().item() for k in KS}
     place = torch.arange(1, depth + 1)
     precision = hits.cumsum(dim=1) / place
     inside = place <= positives[:, None]
     counted = positives > 0
     at_r = ((precision * hits * inside).sum(dim=1) / positives.clamp_min(1))[counted]
-    found["map@r"] = at_r.double().mean().item()
-    return found
+    metrics["map@r"] = at_r.double().mean().item()
+    return metrics
 
 
 def metric_learning(vectors: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
@@ -163,9 +163,11 @@ def grid(repeats: int) -> list[dict[str, Any]]:
     for size in CLASSES:
         for spread in SPREADS:
             vectors, labels = clusters(20_000, size, 512, spread)
-            found = evaluate(vectors, labels, ks=KS, metrics=METRICS).metrics
-            print(f"20,000 × 512, classes of {size}, spread {spread}: r@1 {found['r@1']:.2f}")
-            results.append({"size": size, "spread": spread, "metrics": found, "rows": _cell(vectors, labels, repeats)})
+            metrics = evaluate(vectors, labels, ks=KS, metrics=METRICS).metrics
+            print(f"20,000 × 512, classes of {size}, spread {spread}: r@1 {metrics['r@1']:.2f}")
+            results.append(
+                {"size": size, "spread": spread, "metrics": metrics, "rows": _cell(vectors, labels, repeats)}
+            )
     return results
 
 
@@ -214,8 +216,8 @@ def large(queries: int | None, repeats: int, noise: float) -> dict[str, Any]:
         },
         repeats,
     )
-    found = ours(METRICS).metrics
-    return {"shape": [60_502, 512], "noise": noise, "queries": queries or 60_502, "rows": rows, "metrics": found}
+    metrics = ours(METRICS).metrics
+    return {"shape": [60_502, 512], "noise": noise, "queries": queries or 60_502, "rows": rows, "metrics": metrics}
 
 
 def medium(repeats: int) -> dict[str, Any]:
@@ -245,8 +247,8 @@ def medium(repeats: int) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     rows = result["rows"]
     ours = rows["recollect, r@k and mAP@R"]
-    found = ", ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
-    print(f"\n{result['shape'][0]:,} × {result['shape'][1]}: {found}")
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
+    print(f"\n{result['shape'][0]:,} × {result['shape'][1]}: {metrics}")
     print(f"  {'':<46}{'shortest':>10}{'median':>10}{'cpu':>10}{'ratio':>8}{'cpu ratio':>11}{'memory':>12}")
     for name, row in rows.items():
         print(

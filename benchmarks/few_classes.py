@@ -42,29 +42,29 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=10)
     parser.add_argument("--tested", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
-    asked = parser.parse_args()
-    train, labels = features(asked.folder, "train")
-    test, tested = features(asked.folder, "test")
-    test, tested = test[tested < asked.tested], tested[tested < asked.tested]
+    options = parser.parse_args()
+    train, labels = features(options.folder, "train")
+    test, tested = features(options.folder, "test")
+    test, tested = test[tested < options.tested], tested[tested < options.tested]
 
-    def measured(vectors: Tensor) -> tuple[float, float]:
+    def recalls(vectors: Tensor) -> tuple[float, float]:
         unit = functional.normalize(vectors.float(), dim=1)
-        found = evaluate(unit, torch.from_numpy(tested), ks=(1,), metrics=("r@k", "map@r")).metrics
-        return 100 * found["r@1"], 100 * found["map@r"]
+        metrics = evaluate(unit, torch.from_numpy(tested), ks=(1,), metrics=("r@k", "map@r")).metrics
+        return 100 * metrics["r@1"], 100 * metrics["map@r"]
 
-    print("features: {:.1f} / {:.1f}".format(*measured(test)), flush=True)
-    for count in asked.classes:
+    print("features: {:.1f} / {:.1f}".format(*recalls(test)), flush=True)
+    for count in options.classes:
         for dim in (512, test.shape[1]):
-            found = []
-            for seed in range(asked.seeds):
+            values = []
+            for seed in range(options.seeds):
                 classes = np.random.default_rng(seed).permutation(int(labels.max()) + 1)[:count]
-                chosen = np.concatenate([np.flatnonzero(labels == one)[: asked.photos] for one in classes])
-                statistics = class_statistics(train[chosen], torch.from_numpy(labels[chosen]))
+                places = np.concatenate([np.flatnonzero(labels == one)[: options.photos] for one in classes])
+                statistics = class_statistics(train[places], torch.from_numpy(labels[places]))
                 layers = [statistics.whitening(shrinkage).linear(dim) for shrinkage in SHRINKAGES]
-                found.append([measured(test.double() @ weight.T + bias) for weight, bias in layers])
-            means = np.mean(found, axis=0)
-            shown = (f"λ {value:g}: {r1:.1f} / {ap:.1f}" for value, (r1, ap) in zip(SHRINKAGES, means, strict=True))
-            print(f"{count} classes × {asked.photos} photos, {dim} directions: {', '.join(shown)}", flush=True)
+                values.append([recalls(test.double() @ weight.T + bias) for weight, bias in layers])
+            means = np.mean(values, axis=0)
+            texts = (f"λ {value:g}: {r1:.1f} / {ap:.1f}" for value, (r1, ap) in zip(SHRINKAGES, means, strict=True))
+            print(f"{count} classes × {options.photos} photos, {dim} directions: {', '.join(texts)}", flush=True)
 
 
 if __name__ == "__main__":

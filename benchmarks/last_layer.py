@@ -80,18 +80,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--classes", type=int, help="Only so many classes of each part, in the order of the alphabet.")
     parser.add_argument("--simix", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     settings = {
-        "data.root": asked.folder,
+        "data.root": options.folder,
         "model.freeze": "pooling",
-        "model.image_size": asked.size,
+        "model.image_size": options.size,
         "run.device": "cpu",
     }
-    settings |= {"model.resize": asked.resize or "default", "loss.options": {"simix": True} if asked.simix else {}}
+    settings |= {"model.resize": options.resize or "default", "loss.options": {"simix": True} if options.simix else {}}
     config = resolve("folder", settings)
-    sets = {split: load("folder", asked.folder, split) for split in ("train", "test")}
-    if asked.classes:
-        sets = {split: images.of_classes(np.arange(asked.classes)) for split, images in sets.items()}
+    sets = {split: load("folder", options.folder, split) for split in ("train", "test")}
+    if options.classes:
+        sets = {split: images.of_classes(np.arange(options.classes)) for split, images in sets.items()}
     embedder = make_embedder(config.model, 0).eval()
     data = {}
     for split, images in sets.items():
@@ -101,19 +101,19 @@ def main() -> None:
     pooled = part_rows(plain, sets["test"], frozen="pooling").rows
     own = HeadData(torch.from_numpy(np.array(pooled)), sets["test"].labels)
     print(f"features: {measured_head(plain, own)}", flush=True)
-    found: dict[str, list[tuple[float, float]]] = {}
-    for seed in range(asked.seeds):
+    results: dict[str, list[tuple[float, float]]] = {}
+    for seed in range(options.seeds):
         begun = time.process_time()
         of_seed = replace(config, run=replace(config.run, seed=seed))
-        for name, (model, words) in one_seed(of_seed, sets["train"], data["train"], asked.steps).items():
+        for name, (model, words) in one_seed(of_seed, sets["train"], data["train"], options.steps).items():
             value = measured_head(model, data["test"])
-            found.setdefault(name, []).append((100 * value.r1, 100 * value.map_at_r))
+            results.setdefault(name, []).append((100 * value.r1, 100 * value.map_at_r))
             print(f"seed {seed}  {name} ({words}): {value}", flush=True)
         print(f"seed {seed}  {time.process_time() - begun:.0f} s of processor time", flush=True)
-    for name, values in found.items():
+    for name, values in results.items():
         columns = list(zip(*values, strict=True))
-        shown = [f"{statistics.mean(c):.1f} ± {statistics.stdev(c) if len(c) > 1 else 0:.1f}" for c in columns]
-        print(f"| {name} | {shown[0]} | {shown[1]} |")
+        texts = [f"{statistics.mean(c):.1f} ± {statistics.stdev(c) if len(c) > 1 else 0:.1f}" for c in columns]
+        print(f"| {name} | {texts[0]} | {texts[1]} |")
 
 
 if __name__ == "__main__":

@@ -125,8 +125,8 @@ def memory() -> list[dict[str, object]]:
         ("pytorch-metric-learning's smooth_ap", 1000, 512, ""),
         ("pytorch-metric-learning's smooth_ap", 2000, 512, "fails above 20 GiB"),
     ):
-        found = in_fresh_process("benchmarks.losses", "--memory", case, str(images), str(dim))
-        extra = "out of memory" if found is None else f"{found['extra_mib']:.0f} MiB"
+        result = in_fresh_process("benchmarks.losses", "--memory", case, str(images), str(dim))
+        extra = "out of memory" if result is None else f"{result['extra_mib']:.0f} MiB"
         rows.append({"case": case, "images": images, "dim": dim, "extra memory": extra, "target": target})
     return rows
 

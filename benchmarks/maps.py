@@ -36,12 +36,12 @@ COMPONENTS = 50
 
 def photos(folders: list[Path], count: int, size: int) -> NDArray[np.float32]:
     """Vectors of ``count`` photos, drawn at random."""
-    found = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".png"))
-    if len(found) < count:
-        raise SystemExit(f"{len(found)} photos: give more folders, or a smaller --points.")
-    chosen = np.sort(np.random.default_rng(0).choice(len(found), count, replace=False))
+    files = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".png"))
+    if len(files) < count:
+        raise SystemExit(f"{len(files)} photos: give more folders, or a smaller --points.")
+    places = np.sort(np.random.default_rng(0).choice(len(files), count, replace=False))
     embedder = Embedder.create("lite0-in1k", dim=None, size=size, resize=size).eval()
-    return embed_files(embedder, [found[place] for place in chosen.tolist()]).rows
+    return embed_files(embedder, [files[place] for place in places.tolist()]).rows
 
 
 def tsne(vectors: NDArray[np.float32]) -> Any:
@@ -83,7 +83,7 @@ def quality(vectors: NDArray[np.float32], plane: NDArray[Any]) -> tuple[float, f
     items = np.column_stack([flat, -0.5 * (flat**2).sum(axis=1)]).astype(np.float32)
     queries = np.column_stack([flat[some], np.ones(len(some))]).astype(np.float32)
     here = nearest_unchecked(queries, items, NEAREST, own=some).indices
-    kept = np.mean([len(np.intersect1d(a, b)) for a, b in zip(here, there, strict=True)]) / NEAREST
+    same = np.mean([len(np.intersect1d(a, b)) for a, b in zip(here, there, strict=True)]) / NEAREST
     rows, too_far = torch.from_numpy(vectors), 0.0
     for places, neighbours in zip(np.array_split(some, 8), np.array_split(here, 8), strict=True):
         similar = rows[places] @ rows.T
@@ -91,7 +91,7 @@ def quality(vectors: NDArray[np.float32], plane: NDArray[Any]) -> tuple[float, f
         for column in torch.from_numpy(neighbours).T:
             rank = 1 + (similar > similar.gather(1, column.unsqueeze(1))).sum(dim=1)
             too_far += float((rank - NEAREST).clamp(min=0).sum())
-    return float(kept), 1 - 2 * too_far / (len(some) * NEAREST * (2 * count - 3 * NEAREST - 1))
+    return float(same), 1 - 2 * too_far / (len(some) * NEAREST * (2 * count - 3 * NEAREST - 1))
 
 
 def main() -> None:
@@ -100,11 +100,11 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=20_000)
     parser.add_argument("--image-size", type=int, default=96)
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    vectors = photos(asked.folders, asked.points, asked.image_size)
+    vectors = photos(options.folders, options.points, options.image_size)
     rows: list[dict[str, object]] = []
-    for name in asked.only:
+    for name in options.only:
         module, work = WAYS[name]
         if importlib.util.find_spec(module) is None:
             print(f"{name}: {module} is not installed")
@@ -112,8 +112,8 @@ def main() -> None:
         start, processor = time.perf_counter(), time.process_time()
         plane = np.asarray(work(vectors), np.float64)
         spent = {"processor s": time.process_time() - processor, "clock s": time.perf_counter() - start}
-        kept, trust = quality(vectors, plane)
-        rows.append({"map": name, "points": len(vectors), **spent, "kept": kept, "trustworthiness": trust})
+        same, trust = quality(vectors, plane)
+        rows.append({"map": name, "points": len(vectors), **spent, "kept": same, "trustworthiness": trust})
         print(rows[-1], flush=True)
     if rows:
         report("maps", rows)

@@ -94,22 +94,22 @@ def main() -> None:
         with mock.patch.object(checks, "DIFFER", np.inf):
             blocks = agreement(first.fine, second.fine) >= AGREE
         shares = {"alone": correlation >= ALONE, "blocks": close & blocks, "now": close & now}
-        rows.append({"copy": name, **{way: f"{100 * found.mean():.0f} %" for way, found in shares.items()}})
+        rows.append({"copy": name, **{way: f"{100 * share.mean():.0f} %" for way, share in shares.items()}})
         print(rows[-1], flush=True)
     characters = load("glyphs", None, "test")
     for name, images in {**sets, "characters": characters.subset(choose(characters, LIMIT))}.items():
         pictures = read_small(images, np.arange(len(images)))
-        found = {"now": _groups(pictures)}
+        groups = {"now": _groups(pictures)}
         with mock.patch.object(checks, "DIFFER", np.inf):
-            found["blocks"] = _groups(pictures)
-        rows.append({"groups": name, "images": len(images), **found})
+            groups["blocks"] = _groups(pictures)
+        rows.append({"groups": name, "images": len(images), **groups})
         print(rows[-1], flush=True)
     report("near_copies", rows)
 
 
 def _some(images: ImageSet) -> list[Image.Image]:
-    chosen = np.random.default_rng(0).choice(len(images), PHOTOS, replace=False)
-    return [images.read(place) for place in chosen.tolist()]
+    places = np.random.default_rng(0).choice(len(images), PHOTOS, replace=False)
+    return [images.read(place) for place in places.tolist()]
 
 
 def _groups(pictures: SmallPictures) -> str:

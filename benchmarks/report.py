@@ -92,9 +92,9 @@ def measure(folder: Path) -> dict[str, object]:
     if process.returncode:
         raise SystemExit(f"recollect report ended with {process.returncode}.")
     page = run / "report.html"
-    asked = re.search(r"([\d,]+) queries", page.read_text(encoding="utf-8"))
+    queries = re.search(r"([\d,]+) queries", page.read_text(encoding="utf-8"))
     return {
-        "queries": asked.group(1) if asked else "?",
+        "queries": queries.group(1) if queries else "?",
         "processor s": used.ru_utime + used.ru_stime,
         "clock s": time.perf_counter() - start,
         "peak MiB": used.ru_maxrss / 1024,
@@ -106,12 +106,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--classes", type=int, default=2000)
     parser.add_argument("--folder", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = asked.folder or Path(temporary)
+        folder = options.folder or Path(temporary)
         os.environ["RECOLLECT_CACHE"] = str(folder / "cache")
         if not (folder / "run").exists():
-            make_run(folder, asked.classes)
+            make_run(folder, options.classes)
         report("report", [measure(folder)])
 
 

@@ -57,13 +57,13 @@ class Times(NamedTuple):
 
 def clock(work: Callable[[], object], repeats: int = 1, server: int | None = None) -> Times:
     """The run with the least processor time; with the processes of a server, if it has an id."""
-    found = []
+    times_of = []
     for _ in range(repeats):
         before, wall = processor_time(server), time.perf_counter()
         work()
         wall, after = time.perf_counter() - wall, processor_time(server)
-        found.append(Times(wall, after[0] - before[0], after[1] - before[1]))
-    return min(found, key=lambda times: times.user + times.system)
+        times_of.append(Times(wall, after[0] - before[0], after[1] - before[1]))
+    return min(times_of, key=lambda times: times.user + times.system)
 
 
 def processor_time(server: int | None) -> tuple[float, float]:
@@ -120,9 +120,9 @@ def file(count: int) -> list[dict[str, object]]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         path = Path(folder) / "bench.index"
         store = open_store(path, create=True)
-        made = list(vectors(count))
-        note("add in batches of 256", clock(lambda: fill(store, made, 256)))
-        made.clear()
+        embeddings = list(vectors(count))
+        note("add in batches of 256", clock(lambda: fill(store, embeddings, 256)))
+        embeddings.clear()
         store.close()
         opened: list[Store] = []
         size = round(path.stat().st_size / 2**20)
@@ -166,8 +166,8 @@ def approximate(store: Store, queries: np.ndarray, note: Callable[..., None], se
     for candidates in (50, 100, 200, 400):
 
         def search(candidates: int = candidates) -> list[set[str]]:
-            found = [store.search(1, query[None], K, None, True, candidates)[0] for query in queries]
-            return [{hit.id for hit in hits} for hits in found]
+            answers = [store.search(1, query[None], K, None, True, candidates)[0] for query in queries]
+            return [{hit.id for hit in hits} for hits in answers]
 
         recall = np.mean([len(right & hits) / K for right, hits in zip(exact, search(), strict=True)])
         times = clock(search, 3, server)
@@ -201,12 +201,12 @@ def codes(gallery: np.ndarray, queries: np.ndarray) -> list[dict[str, object]]:
             index.train(gallery[np.linspace(0, len(gallery) - 1, 4096).astype(np.int64)])
             index.add(gallery)
 
-        def search(asked: np.ndarray, index: object = index) -> np.ndarray:
-            found = []
-            for query in asked:
+        def search(queries: np.ndarray, index: object = index) -> np.ndarray:
+            results = []
+            for query in queries:
                 near = index.search(query[None], 100)[1][0]
-                found.append(near[np.argsort(-(gallery[near] @ query))[:K]])
-            return np.stack(found)
+                results.append(near[np.argsort(-(gallery[near] @ query))[:K]])
+            return np.stack(results)
 
         built = clock(build)
         recall = np.mean(
@@ -256,18 +256,18 @@ def sync(count: int = 10_000, new: int = 100) -> list[dict[str, object]]:
         photos, random = Path(folder) / "photos", np.random.default_rng(0)
 
         def make(first: int, last: int) -> list[Path]:
-            made = []
+            files = []
             for number in range(first, last):
                 place = photos / f"class{number % 50}"
                 place.mkdir(parents=True, exist_ok=True)
                 pixels = np.kron(random.integers(0, 256, (6, 6, 3), dtype=np.uint8), np.ones((16, 16, 1), np.uint8))
-                made.append(place / f"{number}.jpg")
-                Image.fromarray(pixels).save(made[-1])
-            return made
+                files.append(place / f"{number}.jpg")
+                Image.fromarray(pixels).save(files[-1])
+            return files
 
         with Index.create(Path(folder) / "x.index", "lite0-in1k") as index:
-            made = make(0, count)
-            known = random.standard_normal((count, index.generation.dim), dtype=np.float32)
+            files = make(0, count)
+            embeddings = random.standard_normal((count, index.generation.dim), dtype=np.float32)
             items = [
                 Item(
                     path.relative_to(photos).as_posix(),
@@ -277,7 +277,7 @@ def sync(count: int = 10_000, new: int = 100) -> list[dict[str, object]]:
                     str(path.resolve()),
                     stamp_of(path),
                 )
-                for path, row in zip(made, known, strict=True)
+                for path, row in zip(files, embeddings, strict=True)
             ]
             index.store.put(1, items)
             note("nothing new", clock(lambda: index.sync(photos)))
@@ -298,13 +298,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", choices=_PARTS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    chosen = options.only or _PARTS
+    parts = options.only or _PARTS
     rows: list[dict[str, object]] = []
-    if "sync" in chosen:
+    if "sync" in parts:
         rows += sync()
-    if "file" in chosen:
+    if "file" in parts:
         rows += file(options.items)
-    if "codes" in chosen:
+    if "codes" in parts:
         if options.vectors is None:
             gallery, queries = np.concatenate(list(vectors(options.coded_items))), next(vectors(200, seed=7))
         else:
@@ -314,7 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows += codes(gallery, queries)
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
     for kind in ("pgvector", "milvus"):
-        if kind in chosen:
+        if kind in parts:
             rows += server(kind, options.server_items)
     report("search", rows)
 

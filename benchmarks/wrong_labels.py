@@ -56,8 +56,8 @@ def drawn(labels: Labels, part: list[tuple[int, int]]) -> NDArray[np.int64]:
         return np.arange(len(labels))
     random = np.random.default_rng(0)
     each = [count for classes, count in part for _ in range(classes)]
-    chosen = random.permutation(np.unique(labels))[: len(each)]
-    members = [random.permutation(np.flatnonzero(labels == label)) for label in chosen]
+    classes = random.permutation(np.unique(labels))[: len(each)]
+    members = [random.permutation(np.flatnonzero(labels == label)) for label in classes]
     return np.concatenate([those[:count] for those, count in zip(members, each, strict=True)])
 
 
@@ -72,15 +72,15 @@ def relabelled(labels: Labels, repeats: int) -> Iterator[tuple[Labels, set[int]]
         yield wrong, set(places.tolist())
 
 
-def measured(vectors: Rows, labels: Labels, repeats: int) -> dict[str, dict[str, float]]:
+def rates(vectors: Rows, labels: Labels, repeats: int) -> dict[str, dict[str, float]]:
     """For each rule: the share found, that among the first (as many as are wrong), and right labels suspected per draw."""
-    found = neighbours_of_all(vectors)
+    neighbours = neighbours_of_all(vectors)
     result = {}
     for name, constants in RULES.items():
         counts = []
         with mock.patch.multiple(checks, **constants):
-            for given, wrong in relabelled(labels, repeats):
-                listed = [suspect.image for suspect in suspected_labels(vectors, given, found)]
+            for labels_given, wrong in relabelled(labels, repeats):
+                listed = [suspect.image for suspect in suspected_labels(vectors, labels_given, neighbours)]
                 hits = [image in wrong for image in listed]
                 counts.append((sum(hits) / len(wrong), sum(hits[: len(wrong)]) / len(wrong), len(hits) - sum(hits)))
         means = np.mean(counts, axis=0)
@@ -96,15 +96,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--repeats", type=int, default=20)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     rows: list[dict[str, object]] = []
-    for name, images in folder_sets(asked.folders, "test").items():
+    for name, images in folder_sets(options.folders, "test").items():
         some = images.subset(choose(images, LIMIT))
         vectors = embedded(some)
         for part, sizes in PARTS.items():
             places = drawn(some.labels, sizes)
             _, labels = np.unique(some.labels[places], return_inverse=True)
-            for rule, values in measured(vectors[places], labels, asked.repeats).items():
+            for rule, values in rates(vectors[places], labels, options.repeats).items():
                 rows.append({"set": name, "part": part, "images": len(places), "rule": rule, **values})
                 print(rows[-1], flush=True)
     report("wrong_labels", rows)

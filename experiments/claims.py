@@ -62,9 +62,9 @@ class Claim:
 
     def cells(self) -> list[Cell]:
         """Every cell once, in the order of the curves."""
-        found = {cell.name: cell for curve in self.curves for _, cell in curve.points}
-        found.update({cell.name: cell for contrast in self.contrasts for _, cell in contrast.terms})
-        return list(found.values())
+        cells = {cell.name: cell for curve in self.curves for _, cell in curve.points}
+        cells.update({cell.name: cell for contrast in self.contrasts for _, cell in contrast.terms})
+        return list(cells.values())
 
 
 _RELEASED = " as released"
@@ -286,7 +286,7 @@ def k_sets(bench: Bench) -> Claim:
     published = published_rows("k_values_cars196")
     sets = [tuple(int(k) for k in row["k"].split(",")) for row in published]
     default = (1, 2, 4, 8, 16)
-    measured = [f"r@{k}" for k in default]
+    metrics = [f"r@{k}" for k in default]
     cells = {ks: rsk(bench) if ks == default else rsk(bench, k=list(ks)) for ks in sets}
 
     def named(ks: tuple[int, ...]) -> str:
@@ -312,11 +312,11 @@ def k_sets(bench: Bench) -> Claim:
         ],
         Published(
             "sets of k, Cars196, ResNet-50",
-            ("set of k", *measured, "mean"),
-            [(row["k"], *(row[name.replace("@", "")] for name in measured), row["avg"]) for row in published],
+            ("set of k", *metrics, "mean"),
+            [(row["k"], *(row[name.replace("@", "")] for name in metrics), row["avg"]) for row in published],
             {"r@1": [(row["k"], float(row["r1"])) for row in published]},
         ),
-        measured,
+        metrics,
     )
 
 

@@ -58,10 +58,10 @@ class Judged:
     @property
     def words(self) -> str:
         """The verdict in plain words."""
-        found: str = self.verdict
+        words: str = self.verdict
         if not self.contrast.claimed and decided(self.differences):
-            found = "yes, here" if found == "holds here" else "no: the other way round here"
-        return f"{found} (runs of two versions)" if self.two_versions and self.differences else found
+            words = "yes, here" if words == "holds here" else "no: the other way round here"
+        return f"{words} (runs of two versions)" if self.two_versions and self.differences else words
 
 
 def judge(contrast: Contrast, results: dict[str, CellResult], versions: dict[str, set[str]]) -> Judged:
@@ -72,7 +72,7 @@ def judge(contrast: Contrast, results: dict[str, CellResult], versions: dict[str
         versions: of recollect that made the runs of a cell.
     """
     terms = [
-        (sign, {seed: found[contrast.metric] for seed, found in tested.items() if contrast.metric in found})
+        (sign, {seed: metrics[contrast.metric] for seed, metrics in tested.items() if contrast.metric in metrics})
         for sign, tested in ((sign, results[cell.name].tested) for sign, cell in contrast.terms)
     ]
     seeds = sorted(set.intersection(*(set(values) for _, values in terms)))
@@ -120,8 +120,8 @@ def write_page(matrix: Matrix, claims: Sequence[Claim], out: Path, command: str)
 
 def _versions(matrix: Matrix, cell: Cell) -> set[str]:
     """Versions of recollect that made a cell's finished runs."""
-    made = [RunFolder(run.folder).read_manifest() for run in matrix.reported(cell) if outcome_of(run.folder)]
-    return {str(manifest.get("versions", {}).get("recollect", "unknown")) for manifest in made}
+    manifests = [RunFolder(run.folder).read_manifest() for run in matrix.reported(cell) if outcome_of(run.folder)]
+    return {str(manifest.get("versions", {}).get("recollect", "unknown")) for manifest in manifests}
 
 
 def _head(matrix: Matrix, command: str, runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -173,15 +173,15 @@ def _section(
     drawn: bool,
 ) -> list[str]:
     name = f"{claim.name}-{claim.bench.name}.svg"
-    described = "; ".join(f"{result.cell.name} {_shown(result)}" for result in results.values())
+    described = "; ".join(f"{result.cell.name} {_mean_cell(result)}" for result in results.values())
     lines = [f"## {claim.title}: {claim.bench.name}", "", claim.words, "", f"*{claim.bench.title}.*", ""]
     lines += [f"Budget: {claim.bench.budget}.", ""]
     if drawn:
         lines += [f"![r@1 by {claim.x_label}: {described}]({name})", ""]
     lines += [*_results_table(claim, results), ""]
     if claim.published is not None:
-        shown = "r@1" if len(claim.metrics) == 1 else "r@k"
-        lines += [f"The paper ({claim.published.source}), {shown} in percent:", ""]
+        metric = "r@1" if len(claim.metrics) == 1 else "r@k"
+        lines += [f"The paper ({claim.published.source}), {metric} in percent:", ""]
         lines += [*_table(claim.published.header, claim.published.rows), ""]
     lines += [f"- {item.contrast.sentence}: {in_points(item.differences)} points, **{item.words}**." for item in judged]
     missing = [result.cell.name for result in results.values() if len(result.by_seed) < len(matrix.seeds)]
@@ -204,22 +204,22 @@ def _results_table(claim: Claim, results: dict[str, CellResult]) -> list[str]:
     rows = []
     for curve in claim.curves:
         for x, cell in curve.points:
-            shown = f"{x:g}" if isinstance(x, int | float) else x
+            value = f"{x:g}" if isinstance(x, int | float) else x
             result = results[cell.name]
-            rows.append([*([curve.label] if several else []), shown, *_measured(claim, result), *_trained(result)])
+            rows.append([*([curve.label] if several else []), value, *_metric_cells(claim, result), *_trained(result)])
     return _table([*header, "seeds", "learning rate", "steps", "images seen"], rows)
 
 
-def _measured(claim: Claim, result: CellResult) -> list[str]:
-    found = [result.metrics.get(name) for name in claim.metrics]
-    if len(found) == 1:
-        return [_shown(result)]
-    given = [value for value in found if value is not None]
-    average = sum(given) / len(given) if len(given) == len(found) else None
-    return [_shown(result), *("–" if value is None else f"{value:.1f}" for value in (*found[1:], average))]
+def _metric_cells(claim: Claim, result: CellResult) -> list[str]:
+    means = [result.metrics.get(name) for name in claim.metrics]
+    if len(means) == 1:
+        return [_mean_cell(result)]
+    known_means = [value for value in means if value is not None]
+    average = sum(known_means) / len(known_means) if len(known_means) == len(means) else None
+    return [_mean_cell(result), *("–" if value is None else f"{value:.1f}" for value in (*means[1:], average))]
 
 
-def _shown(result: CellResult) -> str:
+def _mean_cell(result: CellResult) -> str:
     """``84.1 ± 0.3``, mean and standard deviation over seeds, or a dash."""
     if result.mean is None:
         return "–"
@@ -241,7 +241,7 @@ def _trained(result: CellResult) -> list[str]:
 
 
 def _row(claim: Claim, result: CellResult) -> dict[str, Any]:
-    choice, found = result.choice, result.metrics
+    choice, metrics = result.choice, result.metrics
     return {
         "claim": claim.name,
         "bench": claim.bench.name,
@@ -251,7 +251,7 @@ def _row(claim: Claim, result: CellResult) -> dict[str, Any]:
         "steps": "" if result.steps is None else result.steps,
         "mean_r1": "" if result.mean is None else f"{result.mean:.2f}",
         "sd_r1": f"{_deviation(result):.2f}" if len(result.by_seed) > 1 else "",
-        **{f"mean_r{k}": f"{found[f'r@{k}']:.2f}" if f"r@{k}" in found else "" for k in (2, 4, 8, 16)},
+        **{f"mean_r{k}": f"{metrics[f'r@{k}']:.2f}" if f"r@{k}" in metrics else "" for k in (2, 4, 8, 16)},
         "by_seed": " ".join(f"{seed}:{value:.2f}" for seed, value in result.by_seed.items()),
     }
 
@@ -315,8 +315,8 @@ def draw_claim(claim: Claim, results: dict[str, CellResult], path: Path) -> bool
     """
     ours: dict[str, list[Point]] = {}
     for curve in claim.curves:
-        found = [(x, results[cell.name]) for x, cell in curve.points]
-        ours[curve.label] = [(x, result.mean, _deviation(result)) for x, result in found if result.mean is not None]
+        cells = [(x, results[cell.name]) for x, cell in curve.points]
+        ours[curve.label] = [(x, result.mean, _deviation(result)) for x, result in cells if result.mean is not None]
     if not any(ours.values()):
         return False
     panels = {f"measured: {claim.bench.name}": ours}

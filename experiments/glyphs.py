@@ -58,19 +58,19 @@ def make_glyphs(faces: list[Face], min_faces: int = 8) -> Glyphs:
     for character, of_face in classes.items():
         for picture in of_face.values():
             owners[picture.tobytes()].add(character)
-    kept: dict[str, dict[str, NDArray[np.uint8]]] = {}
+    pictures_of: dict[str, dict[str, NDArray[np.uint8]]] = {}
     for character, of_face in classes.items():
         distinct = {picture.tobytes(): face for face, picture in reversed(of_face.items())}
-        chosen = {face: of_face[face] for content, face in distinct.items() if len(owners[content]) == 1}
-        if len(chosen) >= min_faces:
-            kept[_class_name(character)] = dict(sorted(chosen.items()))
-    if not kept:
+        unique = {face: of_face[face] for content, face in distinct.items() if len(owners[content]) == 1}
+        if len(unique) >= min_faces:
+            pictures_of[_class_name(character)] = dict(sorted(unique.items()))
+    if not pictures_of:
         raise ValueError(f"no character has {min_faces} different pictures in {len(faces)} faces.")
-    names = sorted(kept, key=glyphs.character_digest)
+    names = sorted(pictures_of, key=glyphs.character_digest)
     return Glyphs(
-        pixels=np.stack([picture for name in names for picture in kept[name].values()]),
-        labels=np.repeat(np.arange(len(names)), [len(kept[name]) for name in names]).astype(np.int64),
-        names=[f"{name.split()[0]}/{face}" for name in names for face in kept[name]],
+        pixels=np.stack([picture for name in names for picture in pictures_of[name].values()]),
+        labels=np.repeat(np.arange(len(names)), [len(pictures_of[name]) for name in names]).astype(np.int64),
+        names=[f"{name.split()[0]}/{face}" for name in names for face in pictures_of[name]],
         class_names=names,
     )
 

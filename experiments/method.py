@@ -134,12 +134,12 @@ def compared(listed: RankedList, ks: Sequence[int] = (1, 2, 3)) -> list[tuple[in
     query, items, labels = _batch(listed)
     ranks = torch.tensor([[listed.order.index(item) + 1 for item, is_one in enumerate(listed.positive) if is_one]])
     positives = torch.tensor([sum(listed.positive)])
-    found = []
+    rows = []
     for k in ks:
         loss = RecallAtK(k=[k])(query, torch.ones(1, dtype=torch.int64), items, labels)
         exact = float(exact_recall(ranks.sort(dim=1).values, positives, k)[0]) * int(positives) / min(k, int(positives))
-        found.append((k, exact, 1 - float(loss)))
-    return found
+        rows.append((k, exact, 1 - float(loss)))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -294,13 +294,13 @@ def _recall_and_rs(k: Sequence[int] = (2, 3)) -> Any:
     moved = next(item for item in reversed(first.order) if first.positive[item])
     negatives = [value for value, positive in zip(first.similarities, first.positive, strict=True) if not positive]
     xs = torch.linspace(0.76, 0.89, 131, dtype=torch.float64).tolist()
-    found = []
+    rows = []
     for x in xs:
         similarities = tuple(x if item == moved else value for item, value in enumerate(first.similarities))
-        found.append(compared(RankedList("", similarities, first.positive), k))
+        rows.append(compared(RankedList("", similarities, first.positive), k))
     for number, (panel, one) in enumerate(zip(panels, k, strict=True)):
-        panel.plot(xs, [row[number][2] for row in found], color=_COLOURS[0], label=f"rs@{one}")
-        panel.plot(xs, [row[number][1] for row in found], color=_COLOURS[1], linestyle="--", label=f"recall@{one}")
+        panel.plot(xs, [row[number][2] for row in rows], color=_COLOURS[0], label=f"rs@{one}")
+        panel.plot(xs, [row[number][1] for row in rows], color=_COLOURS[1], linestyle="--", label=f"recall@{one}")
         for value in negatives:
             if xs[0] < value < xs[-1]:
                 panel.axvline(value, color="#57534e", linewidth=0.8, linestyle=":")

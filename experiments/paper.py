@@ -115,9 +115,9 @@ def write_paper(runs: Sequence[Path], out: Path, *, overwrite: bool = False) -> 
         ("tau1", "Temperature on ranks", _tau1(own)),
         ("k", "Sets of k", _k_sets(own)),
     ]
-    said = f"{len(read) - len(unplaced)} of your runs are shown next to the published rows." if read else ""
+    summary = f"{len(read) - len(unplaced)} of your runs are shown next to the published rows." if read else ""
     differing = [run for runs in own.values() for run in runs if run.remarks]
-    said += " Those marked ‡ are not comparable with them, for the reasons below." if differing else ""
+    summary += " Those marked ‡ are not comparable with them, for the reasons below." if differing else ""
     remarks = [f"{run.label}: {'; '.join(run.remarks)}." for run in differing]
     remarks += [f"{name}: {why}" for name, why in unplaced]
     body = join(
@@ -125,7 +125,7 @@ def write_paper(runs: Sequence[Path], out: Path, *, overwrite: bool = False) -> 
         element(
             "p",
             "Published numbers are the paper's own, in percent; a dash was not published. Rows marked † were trained by "
-            f"its authors. {said}",
+            f"its authors. {summary}",
             class_="introduction",
         ),
         element("ul", [element("li", remark) for remark in remarks], class_="remarks") if remarks else None,
@@ -137,7 +137,7 @@ def write_paper(runs: Sequence[Path], out: Path, *, overwrite: bool = False) -> 
 
 def own_results(runs: Sequence[Run]) -> tuple[Own, list[tuple[str, str]]]:
     """The runs of each recipe of the paper with their results, and the others by name with the reason."""
-    found: dict[str, list[OwnRun]] = {}
+    runs_of: dict[str, list[OwnRun]] = {}
     unplaced = []
     for name, run in zip(distinct_names(list(runs)), runs, strict=True):
         recipe = str(run.setting("published.row") or run.setting("name", ""))
@@ -151,10 +151,10 @@ def own_results(runs: Sequence[Run]) -> tuple[Own, list[tuple[str, str]]]:
             own = OwnRun(name + released, changed if run.finished else [run.status, *changed])
             _read_results(own, run)
             if own.results:
-                found.setdefault(recipe, []).append(own)
+                runs_of.setdefault(recipe, []).append(own)
             else:
                 unplaced.append((name, "it has no result yet: run recollect eval first."))
-    return found, unplaced
+    return runs_of, unplaced
 
 
 def _changed(recipe: str, config: Config) -> tuple[list[str], str]:
@@ -163,14 +163,14 @@ def _changed(recipe: str, config: Config) -> tuple[list[str], str]:
     for over, title in _RELEASED.items():
         differing = changes(as_mapping(resolve(recipe + over)), as_mapping(config))
         # A run has the values that were chosen for "auto"; its weights may lie anywhere, but "none" is another network.
-        said = [
+        remark = [
             f"{name} is {brief(value)} instead of {brief(row)}"
             for name, (row, value) in differing.items()
             if not any(f"{name}.".startswith(f"{same}.") for same in _SAME_ROW)
             and row != "auto"
             and (name != "model.weights" or value == "none")
         ]
-        compared.append((said, title))
+        compared.append((remark, title))
     return min(compared, key=lambda pair: len(pair[0]))
 
 
@@ -195,8 +195,8 @@ def _read_results(own: OwnRun, run: Run) -> None:
 
 def _test_remarks(summary: Mapping[str, Any], run: Run) -> Iterable[str]:
     source = summary["source"]
-    known = available().get(source["data"])
-    counts = [] if known is None else [table.get(source["split"]) for table in (known.published, known.distributed)]
+    spec = available().get(source["data"])
+    counts = [] if spec is None else [table.get(source["split"]) for table in (spec.published, spec.distributed)]
     sizes = [count.images for count in counts if count is not None]
     if "queries" in summary and sizes and summary["queries"] not in sizes:
         yield f"{summary['queries']:,} images instead of {sizes[0]:,}"
@@ -248,19 +248,19 @@ def _tables(head: str, rows: Sequence[tuple[str, Mapping[str, str], str | None]]
         rows: name, published numbers by column, recipe if there is one.
         own: the user's results.
     """
-    made = []
+    tables = []
     for name in dict.fromkeys(title.partition(",")[0] for title, _ in DATA.values()):
         starts = [start for start, (title, _) in DATA.items() if title.partition(",")[0] == name]
         columns = [column for column in rows[0][1] if column.rpartition("_r")[0] in starts]
         cells = [(DATA[column.rpartition("_r")[0]][1], f"r@{column.rpartition('_r')[2]}") for column in columns]
-        shown: list[list[Child]] = []
+        lines: list[list[Child]] = []
         for row, numbers, recipe in rows:
             if any(map(numbers.get, columns)):
-                shown.append([row, *_cells(numbers, columns)])
-                shown += _own_rows(_runs_of(own, recipe, cells[0][0]), cells)
-        if shown:
-            made.append(table([head, *map(_title, columns)], shown, caption=f"{name}, r@k in percent"))
-    return element("div", made, class_="columns")
+                lines.append([row, *_cells(numbers, columns)])
+                lines += _own_rows(_runs_of(own, recipe, cells[0][0]), cells)
+        if lines:
+            tables.append(table([head, *map(_title, columns)], lines, caption=f"{name}, r@k in percent"))
+    return element("div", tables, class_="columns")
 
 
 def _method_recipe(row: Mapping[str, str]) -> str | None:
@@ -290,12 +290,12 @@ def _methods(own: Own) -> Markup:
             bars += _own_bars(own, _method_recipe(row), DATA[column[:-3]][1], 2)
         used = looks if any(bar.look == 2 for bar in bars) else looks[:2]
         charts.append(bar_chart(bars, used, title=f"r@1 on {DATA[column[:-3]][0]}", value="r@1", low=50.0))
-    shown = [(_method_name(row), row, _method_recipe(row)) for row in rows]
+    named_rows = [(_method_name(row), row, _method_recipe(row)) for row in rows]
     words = (
         "Bars are drawn from the paper's table. Its bar plot also has Blackbox AP on VehicleID, large, with 93.0, which the "
         "table does not have."
     )
-    return join(element("p", words), element("div", charts, class_="charts"), _tables("method", shown, own))
+    return join(element("p", words), element("div", charts, class_="charts"), _tables("method", named_rows, own))
 
 
 def _init_recipe(row: Mapping[str, str]) -> str:
@@ -320,12 +320,12 @@ def _initialization(own: Own) -> Markup:
             used = looks if any(bar.look == 3 for bar in bars) else looks[:3]
             charts.append(bar_chart(bars, used, title=f"{name}, {network}", value="r@1", low=20.0))
         parts += [element("h3", f"r@1 on {name}"), element("div", charts, class_="charts")]
-    shown = [(f"{row['init']}, {row['arch']}, {row['method']}", row, _init_recipe(row)) for row in rows]
+    named_rows = [(f"{row['init']}, {row['arch']}, {row['method']}", row, _init_recipe(row)) for row in rows]
     words = (
         "Bars are drawn from the paper's table. Its bar plot shows, for SWAG with ViT-B/16 on iNaturalist and SOP, the "
         "table's numbers of ViT-L/16."
     )
-    return join(element("p", words), parts, _tables("initialization", shown, own))
+    return join(element("p", words), parts, _tables("initialization", named_rows, own))
 
 
 def means_of(values: Mapping[str, float | None]) -> tuple[float | None, float | None]:
@@ -335,8 +335,8 @@ def means_of(values: Mapping[str, float | None]) -> tuple[float | None, float | 
     """
 
     def mean(columns: Sequence[str]) -> float | None:
-        given = [number for column in columns if (number := values[column]) is not None]
-        return sum(given) / len(given) if len(given) == len(columns) else None
+        numbers = [number for column in columns if (number := values[column]) is not None]
+        return sum(numbers) / len(numbers) if len(numbers) == len(columns) else None
 
     return mean(list(_INSTANCE)), mean([column for column in _INSTANCE if "r1m" in column])
 
@@ -352,8 +352,8 @@ def _instance(own: Own) -> Markup:
             for run in own.get(f"gldv1/r101/{_METHODS.get(row['loss'], '')}", ()):
                 values = {name: run.results.get(test, {}).get(metric) for name, (test, metric) in _INSTANCE.items()}
                 cells = [*means_of(values), *values.values()]
-                shown = [_MINUS if value is None else f"{value:.1f}" for value in cells]
-                rows.append([name_of(run.label), *shown])
+                texts = [_MINUS if value is None else f"{value:.1f}" for value in cells]
+                rows.append([name_of(run.label), *texts])
     head = ["network, loss, training set", "mean", "mean with R1M"]
     short = {"roxford5k": "ROxford", "rparis6k": "RParis", "+revisitop1m": " + R1M"}
     for test, metric in _INSTANCE.values():
@@ -372,10 +372,10 @@ def _batch(own: Own) -> Markup:
     charts: list[Child] = []
     tables: list[Child] = []
     for data, axis, columns in swept:
-        given = [row for row in rows if row[axis]]
-        curves = {name: (method, [row[column] for row in given]) for name, (method, column) in columns.items()}
+        rows_of_axis = [row for row in rows if row[axis]]
+        curves = {name: (method, [row[column] for row in rows_of_axis]) for name, (method, column) in columns.items()}
         family, title = f"{data.lower()}-batch", f"r@1 on {data} by batch size"
-        batches = [row[axis] for row in given]
+        batches = [row[axis] for row in rows_of_axis]
         chart, numbers = _sweep(own, family, "batch", batches, curves, title, "images per batch")
         charts.append(chart)
         tables.append(numbers)
@@ -421,7 +421,7 @@ def _sweep(
         runs = [own.get(f"{family}/r50-512/{method}/{word}-{value}", ()) for value in values]
         columns[name] = [[(float(number), False)] if number else [] for number in published]
         columns[f"{name}, yours"] = [
-            [(found, bool(run.remarks)) for run in these if (found := run.results.get(test, {}).get("r@1")) is not None]
+            [(value, bool(run.remarks)) for run in these if (value := run.results.get(test, {}).get("r@1")) is not None]
             for these in runs
         ]
     columns = {name: numbers for name, numbers in columns.items() if any(numbers)}
@@ -449,10 +449,10 @@ def _k_sets(own: Own) -> Markup:
     for row in published_rows("k_values_cars196"):
         rows.append([f"{{{row['k']}}}", *(row[f"r{k}"] for k in ks), row["avg"]])
         for run in own.get(f"cars196-k/r50-512/rsk/k-{row['k'].replace(',', '-')}", ()):
-            found = run.results.get("cars196/test", {})
+            metrics = run.results.get("cars196/test", {})
             average = _MINUS
-            if all(f"r@{k}" in found for k in ks):
-                average = f"{sum(found[f'r@{k}'] for k in ks) / len(ks):.1f}"
+            if all(f"r@{k}" in metrics for k in ks):
+                average = f"{sum(metrics[f'r@{k}'] for k in ks) / len(ks):.1f}"
             cells = [*(run.percent("cars196/test", f"r@{k}") for k in ks), average]
             rows.append([name_of(run.label), *cells])
     return table(

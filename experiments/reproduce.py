@@ -67,16 +67,16 @@ def reproduce(
     Returns:
         The page. The next call continues with runs that are not done.
     """
-    claims, left_out = choose_claims(claim, benches, data, budget)
+    claims, skipped = choose_claims(claim, benches, data, budget)
     matrix = Matrix(out, tuple(range(1, seeds + 1)), {"budget": budget})
-    cells = [cell for chosen in claims for cell in chosen.cells()]
+    cells = [cell for claim in claims for cell in claim.cells()]
     if not plan:
         matrix.open()
         _check_benches(out)
     if earlier is not None and not plan:
         taken, left = take_over(matrix, claims, earlier)
         print(f"earlier    {taken} runs imported from {earlier}; {left} have other settings or are not needed")
-    print("\n".join(describe(matrix, claims, left_out)))
+    print("\n".join(describe(matrix, claims, skipped)))
     if plan:
         return None
     if not run_matrix(matrix, cells, jobs=jobs, minutes=minutes):
@@ -97,24 +97,24 @@ def choose_claims(
         ConfigError: nothing can be run.
         DataError: a bench was requested by name and its images are missing.
     """
-    chosen, left_out = [], []
+    claims, skipped = [], []
     for claim in CLAIMS if name == "all" else [name]:
         make, places = CLAIMS[claim]
         for place in places:
             if benches and place not in benches:
                 continue
             try:
-                chosen.append(make(BENCHES[place].lasting(budget).using(data)))
+                claims.append(make(BENCHES[place].lasting(budget).using(data)))
             except DataError as error:
                 if benches:
                     raise
-                left_out.append(f"{claim} on {place}: {error}")
-    if not chosen:
-        raise ConfigError(f"nothing in {name!r} can be run: " + (" ".join(left_out) or "no such bench for it."))
-    return chosen, left_out
+                skipped.append(f"{claim} on {place}: {error}")
+    if not claims:
+        raise ConfigError(f"nothing in {name!r} can be run: " + (" ".join(skipped) or "no such bench for it."))
+    return claims, skipped
 
 
-def describe(matrix: Matrix, claims: Sequence[Claim], left_out: Sequence[str]) -> list[str]:
+def describe(matrix: Matrix, claims: Sequence[Claim], skipped: Sequence[str]) -> list[str]:
     """The plan: claims, budgets, the number of runs, and the approximate time of those that are not done."""
     lines = [f"claim      {claim.title}, on {claim.bench.name}: {len(claim.cells())} cells" for claim in claims]
     benches = {claim.bench.name: claim.bench for claim in claims}
@@ -125,7 +125,7 @@ def describe(matrix: Matrix, claims: Sequence[Claim], left_out: Sequence[str]) -
     if left:
         seconds = sum(benches[run.cell.bench.name].cost for run in left)
         lines.append(f"time       about {in_words(seconds)} of one core, by runs on a server's processor")
-    return [*lines, *(f"left out   {text}" for text in left_out)]
+    return [*lines, *(f"left out   {text}" for text in skipped)]
 
 
 def _check_benches(out: Path) -> None:
@@ -217,9 +217,9 @@ def _plain(config: Config, images: ImageSet) -> dict[str, Any]:
     settled, _ = resolve_auto(config, images, choose_device(config.run.device), is_pretrained(config.model))
     groups = {name: dict(values) for name, values in as_mapping(settled).items() if isinstance(values, Mapping)}
     groups["data.options"] = groups["data"].pop("options")
-    kept = {
+    compared = {
         group: {name: value for name, value in values.items() if name not in _ASIDE.get(group, ())}
         for group, values in groups.items()
         if group != "published"
     }
-    return dict(json.loads(json.dumps(kept, default=list)))
+    return dict(json.loads(json.dumps(compared, default=list)))

@@ -138,15 +138,15 @@ def _matplotlib_fonts() -> list[Path]:
 
 
 def _package_fonts() -> list[Path]:
-    found: list[Path] = []
+    paths: list[Path] = []
     for distribution in metadata.distributions():
         if not (distribution.name or "").lower().replace("_", "-").startswith("fontpkg-"):
             continue
         for file in distribution.files or ():
             path = Path(str(distribution.locate_file(file)))
             if path.suffix.lower() in FONT_SUFFIXES and path.is_file():
-                found.append(path)
-    return sorted(set(found), key=lambda path: (path.name, path))
+                paths.append(path)
+    return sorted(set(paths), key=lambda path: (path.name, path))
 
 
 def _face(path: Path) -> Face:

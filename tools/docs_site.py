@@ -46,14 +46,14 @@ def commands_page() -> str:
 
 def _commands(group: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """Verbs in the order of the help, those of a group under its name."""
-    found: list[tuple[str, Any]] = []
+    commands: list[tuple[str, Any]] = []
     for name in group.list_commands(None):
         command = group.commands[name]
         if hasattr(command, "commands"):
-            found += _commands(command, f"{prefix}{name} ")
+            commands += _commands(command, f"{prefix}{name} ")
         else:
-            found.append((prefix + name, command))
-    return found
+            commands.append((prefix + name, command))
+    return commands
 
 
 def _paragraphs(text: str) -> str:
@@ -67,10 +67,10 @@ def _option_row(parameter: Any) -> str:
     names = ", ".join(f"`{name}`" for name in parameter.opts) if is_option else f"`{(parameter.name or '').upper()}`"
     default = parameter.default
     if callable(default) or default in (None, False, (), []) or str(default) == "Sentinel.UNSET":
-        shown = ""
+        default_text = ""
     else:
-        shown = f"`{default}`"
-    return f"| {names} | {_cell(getattr(parameter, 'help', '') or '')} | {shown} |"
+        default_text = f"`{default}`"
+    return f"| {names} | {_cell(getattr(parameter, 'help', '') or '')} | {default_text} |"
 
 
 def settings_page() -> str:

@@ -122,8 +122,8 @@ def mutants(path: Path) -> Iterator[Mutant]:
     def visit(node: ast.AST, within: str, lines: range | None) -> Iterator[Mutant]:
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.arg):
             return
-        asked = ast.unparse(getattr(node, "func", getattr(node, "test", ast.Pass())))
-        if asked in ("ProgressLine", "warnings.warn", "TYPE_CHECKING") or asked.startswith("logger."):
+        callee = ast.unparse(getattr(node, "func", getattr(node, "test", ast.Pass())))
+        if callee in ("ProgressLine", "warnings.warn", "TYPE_CHECKING") or callee.startswith("logger."):
             return
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             if node.name in ("__repr__", "__str__", "extra_repr"):
@@ -140,9 +140,9 @@ def mutants(path: Path) -> Iterator[Mutant]:
                 begins[place.end_lineno - 1] + place.end_col_offset,
             )
             text = ast.unparse(new) if isinstance(new, ast.stmt) else f"({ast.unparse(new)})"
-            told = f"{name} {within} {type(node).__name__} {ast.unparse(place)} {text}"
-            seen[told] += 1
-            key = hashlib.sha256(f"{told} {seen[told]}".encode()).hexdigest()[:10]
+            identity = f"{name} {within} {type(node).__name__} {ast.unparse(place)} {text}"
+            seen[identity] += 1
+            key = hashlib.sha256(f"{identity} {seen[identity]}".encode()).hexdigest()[:10]
             yield Mutant(name, start, end, text, lines, key)
         for field, value in ast.iter_fields(node):
             if field not in ("annotation", "returns", "decorator_list"):
@@ -222,8 +222,8 @@ def run(job: tuple[Any, list[list[str]], float, Mutant | None]) -> tuple[Any, st
         (tree / change.path).write_text(change.source(), "utf-8")
         for compiled in (tree / change.path).parent.glob(f"__pycache__/{Path(change.path).stem}.*"):
             compiled.unlink()  # Python tells it from that of an earlier change by the second and the size only
-    found = tree / "found.json"
-    found.write_text("{}")
+    record_file = tree / "found.json"
+    record_file.write_text("{}")
     pid, end = os.fork(), time.monotonic() + limit
     if pid == 0:
         run_tests(tree, tests, change is None)
@@ -234,9 +234,9 @@ def run(job: tuple[Any, list[list[str]], float, Mutant | None]) -> tuple[Any, st
         os.waitpid(pid, 0)
     if change is not None:
         shutil.copy2(tree / "original.py", tree / change.path)
-    known = json.loads(found.read_text())
-    outcome = {0: "survived", 5: "no test"}.get(known.get("code"), "killed") if ended else "timeout"
-    return name, outcome, (tree / "output.txt").read_text("utf-8", "replace").splitlines(), known
+    record = json.loads(record_file.read_text())
+    outcome = {0: "survived", 5: "no test"}.get(record.get("code"), "killed") if ended else "timeout"
+    return name, outcome, (tree / "output.txt").read_text("utf-8", "replace").splitlines(), record
 
 
 def run_tests(tree: Path, files: list[list[str]], record: bool) -> None:
@@ -255,10 +255,10 @@ def run_tests(tree: Path, files: list[list[str]], record: bool) -> None:
         code = int(pytest.main([*tests, *options], plugins=[recorder] if record else []))
         if code not in (0, 5):
             break
-    known = {"code": code, "seconds": recorder.seconds, "lines": recorder.lines}
+    record = {"code": code, "seconds": recorder.seconds, "lines": recorder.lines}
     if record:
-        known["digests"] = {path: digest(tree, path) for path in (files[0][-1], *recorder.lines)}
-    (tree / "found.json").write_text(json.dumps(known))
+        record["digests"] = {path: digest(tree, path) for path in (files[0][-1], *recorder.lines)}
+    (tree / "found.json").write_text(json.dumps(record))
     os._exit(0)
 
 
@@ -269,39 +269,39 @@ def digest(root: Path, path: str) -> str:
 def recorded(pool: Any) -> dict[str, Any]:
     """For each test file its tests' seconds and lines; what is stored and still true is not run again."""
     store = BUILD / "recorded.json"
-    known: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {}
+    records: dict[str, Any] = json.loads(store.read_text()) if store.exists() else {}
     files = [file for room in ROOMS for file in sorted((HERE / "tests" / room).rglob("test_*.py"))]
     names = [*(str(file.relative_to(HERE)) for file in files), *MORE]
-    true = {n for n in names if n in known and all(digest(HERE, p) == d for p, d in known[n]["digests"].items())}
+    true = {n for n in names if n in records and all(digest(HERE, p) == d for p, d in records[n]["digests"].items())}
     jobs = [(name, [[*QUICK, name]], 1800, None) for name in names if name not in true]
-    for name, outcome, output, found in pool.imap_unordered(run, jobs):
+    for name, outcome, output, record in pool.imap_unordered(run, jobs):
         if outcome not in ALIVE:
             raise SystemExit(f"{name} fails without any change:\n" + "\n".join(output))
-        known[name] = found
-        store.write_text(json.dumps(known))
-        print(f"recorded {name}: {sum(found['seconds'].values()):.1f} s", flush=True)
-    return {name: known[name] for name in names}
+        records[name] = record
+        store.write_text(json.dumps(records))
+        print(f"recorded {name}: {sum(record['seconds'].values()):.1f} s", flush=True)
+    return {name: records[name] for name in names}
 
 
-def tests_of(mutant: Mutant, known: dict[str, Any]) -> tuple[list[list[str]], float]:
+def tests_of(mutant: Mutant, records: dict[str, Any]) -> tuple[list[list[str]], float]:
     """The tests that run the changed line, by file, the nearest and among them the cheapest first, and a time limit."""
     module, room = f"test_{Path(mutant.path).stem}", Path(mutant.path).parts[2]
-    found: list[tuple[bool, bool, float, str, str]] = []
-    for file, record in known.items():
+    candidates: list[tuple[bool, bool, float, str, str]] = []
+    for file, record in records.items():
         lines, seconds = record["lines"].get(mutant.path, {}), record["seconds"]
         runs = [test for test, rows in lines.items() if mutant.lines is None or not set(rows).isdisjoint(mutant.lines)]
         if "*" in runs:
             runs, seconds = [file], {file: sum(seconds.values())}
         far, farther = Path(file).stem != module, Path(file).parts[1] != room
-        found += [(far, farther, seconds[test], file, test) for test in runs]
-    chosen, total = dict[str, list[str]](), 0.0
-    for _, _, cost, file, test in sorted(found):
-        if total + cost <= BUDGET or not chosen:
-            chosen.setdefault(file, [*QUICK]).append(test)
+        candidates += [(far, farther, seconds[test], file, test) for test in runs]
+    tests, total = dict[str, list[str]](), 0.0
+    for _, _, cost, file, test in sorted(candidates):
+        if total + cost <= BUDGET or not tests:
+            tests.setdefault(file, [*QUICK]).append(test)
             total += cost
     # Slow tests only of the file named after the module: they may run the line in processes that they start.
-    near = [file for file in known if Path(file).stem == module]
-    return [*chosen.values(), *(["-m", "not shared_data", file] for file in near)], 300 + 5 * total
+    near = [file for file in records if Path(file).stem == module]
+    return [*tests.values(), *(["-m", "not shared_data", file] for file in near)], 300 + 5 * total
 
 
 def main() -> None:
@@ -309,24 +309,24 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300, help="number of mutants")
     parser.add_argument("--workers", type=int, default=2, help="processes that run tests")
     parser.add_argument("--survivors", action="store_true", help="only those that have not been killed before")
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     sys.path.insert(0, str(HERE / "src"))
     # Imported once for all processes; recollect itself is forgotten again, since each process imports its copy.
     importlib.import_module("recollect.common.machine").fix_torchvision()
     for name in ("pytest", "hypothesis", "timm", "faiss", "pytorch_metric_learning", "recollect.training.trainer"):
         importlib.import_module(name)
-    kept = [sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "recollect"]
+    modules = [sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "recollect"]
     BUILD.mkdir(parents=True, exist_ok=True)
     store = BUILD / "outcomes.json"
     before: dict[str, str] = json.loads(store.read_text()) if store.exists() else {}
-    chosen, equivalent = sample(given.count), listed()
-    again = [one for one in chosen if not given.survivors or before.get(one.key, ALIVE[0]) in ALIVE]
+    mutants, equivalent = sample(options.count), listed()
+    again = [one for one in mutants if not options.survivors or before.get(one.key, ALIVE[0]) in ALIVE]
     again = sorted((one for one in again if one.key not in equivalent), key=lambda one: one.key in before)
     try:
-        with multiprocessing.get_context("fork").Pool(given.workers) as pool:
-            known = recorded(pool)
-            planned = [(one, *tests_of(one, known), one) for one in again]
+        with multiprocessing.get_context("fork").Pool(options.workers) as pool:
+            records = recorded(pool)
+            planned = [(one, *tests_of(one, records), one) for one in again]
             for one, outcome, output, _ in pool.imap_unordered(run, planned):
                 before[one.key] = outcome
                 store.write_text(json.dumps(before))
@@ -334,8 +334,8 @@ def main() -> None:
                 print(f"{one.key} {outcome:8} {one.path} {failed if outcome == 'killed' else ''}", flush=True)
     finally:
         shutil.rmtree(TREES, ignore_errors=True)
-    del kept
-    report([one for one in chosen if one.key not in equivalent], before, chosen)
+    del modules
+    report([one for one in mutants if one.key not in equivalent], before, mutants)
 
 
 def listed() -> set[str]:
@@ -343,21 +343,21 @@ def listed() -> set[str]:
     return {line.split()[0] for line in EQUIVALENT.read_text("utf-8").splitlines() if line and line[0] != "#"}
 
 
-def report(tried: list[Mutant], outcomes: dict[str, str], chosen: list[Mutant]) -> None:
+def report(tried: list[Mutant], outcomes: dict[str, str], mutants: list[Mutant]) -> None:
     """The table by room, then each survivor as a diff; also in ``build/mutants/report.txt``."""
-    said = [f"{'room':12}{'mutants':>9}{'equivalent':>12}{'killed':>8}{'timeout':>9}{'survived':>10}{'score':>9}"]
+    lines = [f"{'room':12}{'mutants':>9}{'equivalent':>12}{'killed':>8}{'timeout':>9}{'survived':>10}{'score':>9}"]
     for room in (*ROOMS, ""):
-        here, all_of_them = ([one for one in some if f"/recollect/{room}" in one.path] for some in (tried, chosen))
+        here, all_of_them = ([one for one in some if f"/recollect/{room}" in one.path] for some in (tried, mutants))
         count = Counter(outcomes[one.key] for one in here)
         dead, alive = count["killed"] + count["timeout"], count["survived"] + count["no test"]
         numbers = (
             f"{len(all_of_them):9}{len(all_of_them) - len(here):12}{count['killed']:8}{count['timeout']:9}{alive:10}"
         )
-        said.append(f"{room or 'all':12}{numbers}{dead / max(dead + alive, 1):9.1%}")
+        lines.append(f"{room or 'all':12}{numbers}{dead / max(dead + alive, 1):9.1%}")
     left = [one for one in tried if outcomes[one.key] in ALIVE]
-    said += [f"\n{outcomes[one.key]}:\n{one.diff()}" for one in sorted(left, key=lambda one: (one.path, one.start))]
-    (BUILD / "report.txt").write_text("\n".join(said), "utf-8")
-    print("\n".join(said))
+    lines += [f"\n{outcomes[one.key]}:\n{one.diff()}" for one in sorted(left, key=lambda one: (one.path, one.start))]
+    (BUILD / "report.txt").write_text("\n".join(lines), "utf-8")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ from matrix_bench import SMALL, make_patterns, run_here
 from experiments import reproduce as reproducing
 from experiments.__main__ import main
 from experiments.benches import BENCHES, Bench
-from experiments.claims import CLAIMS, Claim, asymmetric, batch, k_sets, losses
+from experiments.claims import CLAIMS, Claim, asymmetric, batch, k_sets
 from experiments.claims_page import Judged, draw_claim, judge, write_page
 from experiments.reproduce import reproduce, take_over
 from recollect._version import __version__
 from recollect.common.errors import ConfigError
 from recollect.config.resolve import as_mapping, resolve
 from recollect.studies.protocol import Cell, Matrix, Run
-from recollect.studies.summary import CellResult, collect, in_points
+from recollect.studies.summary import CellResult, collect
 
 RATES = (3e-4, 1e-3, 3e-3)
 BENCH = Bench(**SMALL, title="coloured patterns", full=96, batch=16, batches=(8, 16), folder="patterns")
@@ -78,37 +78,23 @@ def test_sets_of_k_have_every_k_and_their_mean(study: Matrix, tmp_path: Path) ->
         rows = list(csv.DictReader(file))
     assert [rows[0][f"mean_r{k}"] for k in (1, 2, 4, 8, 16)] == ["40.20", "50.20", "60.20", "70.20", "80.20"]
     assert rows[1]["mean_r16"] == ""
-
-
-def test_a_comparison_may_be_of_another_metric(study: Matrix) -> None:
-    claim = k_sets(BENCH)
-    for cell in claim.cells():
-        _measured(study, cell, {"r@1": 0.40, "r@16": 0.90 if cell.name == f"rsk-b{BENCH.batch}" else 0.80})
+    # A comparison may be of another metric than r@1.
     results, versions = collect(study, claim.cells()), {cell.name: set[str]() for cell in claim.cells()}
     by_sentence = {contrast.sentence: judge(contrast, results, versions) for contrast in claim.contrasts}
     assert by_sentence["{1,2,4,8,16} beats {1} at r@16"].differences == pytest.approx((10.0, 10.0, 10.0))
     assert by_sentence["{1,2,4,8,16} beats {16}"].differences == pytest.approx((0.0, 0.0, 0.0))
 
 
-def test_a_difference_of_nothing_has_no_sign() -> None:
-    assert in_points((-0.01,)) == "0.0"
-
-
-@pytest.mark.parametrize(
-    ("differences", "words"),
-    [
-        ((1.0, 1.1, 0.9), "holds here"),
-        ((-1.0, -1.1, -0.9), "does not hold here"),
-        ((1.0, -0.2, 0.4), "undecided"),
-        ((5.0, 5.0), "undecided"),
-        ((), "not run"),
-    ],
-)
-def test_verdicts(differences: tuple[float, ...], words: str) -> None:
-    claimed = batch(BENCH).contrasts[0]
-    assert Judged(claimed, differences).words == words
-    only_asked = {"holds here": "yes, here", "does not hold here": "no: the other way round here"}
-    assert Judged(replace(claimed, claimed=False), differences).words == only_asked.get(words, words)
+def test_verdicts() -> None:
+    claim = batch(BENCH).contrasts[0]
+    question = replace(claim, claimed=False)
+    for differences, words, answer in (
+        ((1.0, 1.1, 0.9), "holds here", "yes, here"),
+        ((-1.0, -1.1, -0.9), "does not hold here", "no: the other way round here"),
+        ((1.0, -0.2, 0.4), "undecided", "undecided"),
+        ((), "not run", "not run"),
+    ):
+        assert (Judged(claim, differences).words, Judged(question, differences).words) == (words, answer)
 
 
 def test_comparisons_of_two_versions_are_marked(study: Matrix, tmp_path: Path) -> None:
@@ -127,14 +113,6 @@ def test_comparisons_of_two_versions_are_marked(study: Matrix, tmp_path: Path) -
     assert "**undecided (runs of two versions)**" in page
 
 
-def test_a_page_of_something_else_is_left_alone(study: Matrix, tmp_path: Path) -> None:
-    (tmp_path / "page").mkdir()
-    (tmp_path / "page" / "README.md").write_text("# Mine")
-    with pytest.raises(ConfigError, match="--page"):
-        write_page(study, [], tmp_path / "page", "x")
-    assert (tmp_path / "page" / "README.md").read_text() == "# Mine"
-
-
 def _results(claim: Claim) -> dict[str, CellResult]:
     return {
         cell.name: CellResult(cell, {seed: {"r@1": 40.0 + number + 0.1 * seed} for seed in (1, 2, 3)}, None)
@@ -144,16 +122,6 @@ def _results(claim: Claim) -> dict[str, CellResult]:
 
 def _texts(path: Path) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]+)</text>", path.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("make", [losses, k_sets])
-def test_every_name_is_written_once_per_panel(make: Any, tmp_path: Path) -> None:
-    claim = make(BENCH)
-    assert draw_claim(claim, _results(claim), tmp_path / "names.svg")
-    texts = _texts(tmp_path / "names.svg")
-    panels = 1 + bool(claim.published.curves)
-    assert all(texts.count(str(x)) == panels for x, _ in claim.curves[0].points if not str(x).isdigit())
-    assert sum(text.startswith("the paper:") for text in texts) == panels - 1
 
 
 def test_curves_have_the_papers_beside_them(tmp_path: Path) -> None:
@@ -209,20 +177,8 @@ def test_a_study_goes_on_from_an_earlier_page(bench: Bench, tmp_path: Path) -> N
     assert not second.by_seed
     assert (first.choice.rate, first.choice.steps, first.choice.at_the_limit) == (1e-3, 3, False)
     write_page(study, [asymmetric(bench)], tmp_path / "page", "x")
-    kept = [json.loads(line) for line in (tmp_path / "page" / "runs.jsonl").read_text().splitlines()]
-    assert sorted(kept, key=lambda run: run["run"]) == sorted(_records(bench), key=lambda run: run["run"])
-
-
-def test_a_search_without_the_value_of_its_best_step_is_run_again(bench: Bench, tmp_path: Path) -> None:
-    """Pages of version 0.1.0 kept the last evaluation of a search only, so another rate could come out best."""
-    records = _records(bench)
-    records[1]["chosen_step"] = 2
-    assert _import(tmp_path, bench, records)[1] == (1, 5)
-    records[1]["best"] = {"step": 2, "r@1": 0.6, "batch": 8, "at_the_limit": False}
-    study, counts = _import(tmp_path, bench, records)
-    assert counts[0] == 3
-    choice = study.choice(asymmetric(bench).cells()[0])
-    assert (choice.rate, choice.steps, choice.value, choice.batch) == (1e-3, 2, 0.6, 8)
+    records = [json.loads(line) for line in (tmp_path / "page" / "runs.jsonl").read_text().splitlines()]
+    assert sorted(records, key=lambda run: run["run"]) == sorted(_records(bench), key=lambda run: run["run"])
 
 
 def test_settings_found_automatically_are_compared_as_found(bench: Bench, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import glyphs
-from experiments.lookalikes import ink_difference, merge_lookalikes
+from experiments.lookalikes import merge_lookalikes
 from experiments.typefaces import EM, SIZE, Face, characters_of, find_faces
 from recollect.data.sources import glyphs as source
 
@@ -22,12 +22,6 @@ def faces() -> list[Face]:
 @pytest.fixture(scope="module")
 def small(faces: list[Face]) -> glyphs.Glyphs:
     return glyphs.make_glyphs(faces, min_faces=3)
-
-
-def test_matplotlib_alone_brings_sixteen_faces() -> None:
-    names = {face.name for face in find_faces()}
-    assert sum(name.startswith(("DejaVu", "STIXGeneral")) for name in names) == 16
-    assert not [name for name in names if name.startswith(("cm", "Last", "STIXSiz", "STIXNon"))]
 
 
 def test_coverage_is_what_a_font_draws(faces: list[Face]) -> None:
@@ -52,11 +46,6 @@ def test_wide_characters_are_shrunk_not_cut(faces: list[Face]) -> None:
         assert border.min() == 255, character
 
 
-def test_next_to_no_ink_is_no_picture(faces: list[Face]) -> None:
-    assert faces[0].render(" ") is None
-    assert faces[0].render(".") is None
-
-
 def test_look_alikes_are_joined_and_others_are_not(faces: list[Face]) -> None:
     dejavu = [face for face in find_faces() if face.name.startswith("DejaVu")]
     face_pictures = {
@@ -66,16 +55,6 @@ def test_look_alikes_are_joined_and_others_are_not(faces: list[Face]) -> None:
     first = merge_lookalikes(face_pictures)
     groups = {"".join(sorted(c for c in first if first[c] == f)) for f in set(first.values())}
     assert groups == {"AΑА", "aа", "oοо", "BΒВ", "L", "Л", "O", "Q", "Ē", "Ĕ", "Ω\u2126", "n", "п"}
-
-
-def test_ink_difference() -> None:
-    square = np.full((1, SIZE, SIZE), 255, np.uint8)
-    square[0, 10:20, 10:20] = 0
-    moved = np.roll(square, (1, -1), (1, 2))
-    assert ink_difference(square, moved).tolist() == [0.0]
-    half = square.copy()
-    half[0, 10:20, 15:20] = 255
-    assert ink_difference(square, half).tolist() == [0.5]
 
 
 def test_no_picture_twice_and_enough_of_each(small: glyphs.Glyphs) -> None:
@@ -93,12 +72,6 @@ def test_one_picture_a_face_of_look_alikes(small: glyphs.Glyphs) -> None:
     label = next(i for i, name in enumerate(small.class_names) if name == "U+0041 A")
     names = [small.names[i] for i in np.flatnonzero(small.labels == label)]
     assert names == [f"U+0041/{face}" for face in FACES]
-
-
-def test_making_is_deterministic(faces: list[Face], small: glyphs.Glyphs) -> None:
-    again = glyphs.make_glyphs(list(faces), min_faces=3)
-    assert again.names == small.names
-    assert np.array_equal(again.pixels, small.pixels)
 
 
 def test_the_file_of_the_package_holds_what_was_drawn(

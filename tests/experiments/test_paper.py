@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from experiments import method
-from experiments.__main__ import main
 from experiments.paper import idea, means_of, own_results, write_paper
 from experiments.published import TABLES, published_rows
-from recollect.common.errors import InputError
 from recollect.config.resolve import as_mapping, resolve
 from recollect.report.results import read_run
 
@@ -74,7 +71,8 @@ def _own_rows(page: Path) -> dict[str, list[list[str]]]:
 
 
 def test_own_runs_stand_beside_their_rows(tmp_path: Path) -> None:
-    one = _run(tmp_path / "one", "cars196/r50-512/rsk", {"cars196/test": {"r@1": 0.7313, "r@2": 0.8}})
+    one = {"cars196/test": {"r@1": 0.7313, "r@2": 0.8}, "sop/test": {"r@1": 0.5}}  # another data set is another row
+    one = _run(tmp_path / "one", "cars196/r50-512/rsk", one)
     two = _run(tmp_path / "two", "cars196-batch/r50-512/rsk/batch-16", {"cars196/test": {"r@1": 0.6}})
     three = _run(tmp_path / "three", "glyphs", {"glyphs/test": {"r@1": 0.5}})
     four = _run(tmp_path / "four", "sop/r50-512/rsk", {})
@@ -108,37 +106,19 @@ def test_results_with_distractors_are_not_shown_without_them(tmp_path: Path) -> 
 
 
 def test_a_run_that_is_not_comparable_says_why(tmp_path: Path) -> None:
-    changed = {
-        "model.weights": "none",
-        "batch.size": 40,
-        "model.image_size": 48,
-        "run.seed": 7,
-        "data.root": "/elsewhere",
-    }
+    changed = {"model.weights": "none", "batch.size": 40, "model.image_size": 48, "run.seed": 7, "data.root": "/x"}
     result = {"cars196/test": {"r@1": 0.982}}
     run = _run(tmp_path / "toy", "cars196/r50-512/rsk", result, changed, queries=109)
     page = write_paper([run], tmp_path / "paper.html")
     assert list(_own_rows(page)) == ["yours: toy ‡"]
     said = next(line for line in re.findall(r"<li>(.*?)</li>", page.read_text(encoding="utf-8")) if "toy" in line)
-    for why in (
-        "weights is none",
-        "batch.size is 40 instead of 392",
-        "image_size is 48",
-        "109 images instead of 8,131",
-    ):
-        assert why in said
+    reasons = ("weights is none", "batch.size is 40 instead of 392", "image_size is 48", "109 images instead of 8,131")
+    assert all(why in said for why in reasons)
     assert "seed" not in said
-    assert "elsewhere" not in said
+    assert "/x" not in said
 
 
-@pytest.mark.parametrize(
-    ("summary", "why"),
-    [
-        ({"protocol": "reid"}, "protocol reid"),
-        ({"queries": 6493}, ""),  # the list as distributed
-        ({"queries": 7332}, ""),
-    ],
-)
+@pytest.mark.parametrize(("summary", "why"), [({"protocol": "reid"}, "protocol reid"), ({"queries": 6493}, "")])
 def test_vehicleids_default_test_is_its_small_list(tmp_path: Path, summary: dict[str, Any], why: str) -> None:
     run = _run(tmp_path / "car", "vehicleid/r50-512/rsk", {"vehicleid/test": {"r@1": 0.9, "r@5": 0.95}}, **summary)
     page = write_paper([run], tmp_path / "paper.html")
@@ -158,11 +138,6 @@ def test_every_run_of_a_row_is_shown(tmp_path: Path) -> None:
     assert "60.00, 50.00" in _text(page)
 
 
-def test_a_result_on_another_data_set_is_not_that_data_sets_row(tmp_path: Path) -> None:
-    run = _run(tmp_path / "cars", "cars196/r50-512/rsk", {"sop/test": {"r@1": 0.5}, "cars196/test": {"r@1": 0.7}})
-    assert _own_rows(write_paper([run], tmp_path / "paper.html")) == {"yours: cars": [["70.0", "–", "–", "–"]]}
-
-
 @pytest.mark.parametrize(("over", "year"), [("_as_released", 2023), ("_as_released_2024", 2024)])
 def test_a_run_as_released_is_shown_as_the_row_it_is(tmp_path: Path, over: str, year: int) -> None:
     (tmp_path / "mine.yaml").write_text(f"inherits: [sop/r50-512/rsk, {over}]\n")
@@ -171,17 +146,6 @@ def test_a_run_as_released_is_shown_as_the_row_it_is(tmp_path: Path, over: str, 
     runs += [_run(tmp_path / "by_name", f"sop/r50-512/rsk+{over}", result)]
     rows = _own_rows(write_paper(runs, tmp_path / "paper.html"))
     assert list(rows) == [f"yours: {name}, as released in {year}" for name in ("by_file", "by_name")]
-
-
-def test_batch_sizes_are_on_a_logarithmic_axis(tmp_path: Path) -> None:
-    page = write_paper([], tmp_path / "paper.html").read_text(encoding="utf-8")
-    chart = page[page.index("<title>r@1 on SOP by batch size</title>") :]
-    chart = chart[: chart.index("</svg>")]
-    places = [float(x) for x in re.findall(r'<circle[^>]* cx="([\d.]+)"', chart)]
-    steps = [second - first for first, second in itertools.pairwise(places)]
-    assert len(places) == 10
-    assert max(steps) - min(steps) < 0.2  # every batch is twice the one before
-    assert "0 %" not in re.findall(r">(\d+ %)<", chart)
 
 
 def test_charts_of_sweeps_name_the_setting_and_stay_below_100_percent(tmp_path: Path) -> None:
@@ -193,16 +157,6 @@ def test_charts_of_sweeps_name_the_setting_and_stay_below_100_percent(tmp_path: 
     assert max(map(float, re.findall(r">([\d.]+) %<", chart))) <= 100
     places = [float(x) for x in re.findall(r'<line x1="([\d.]+)"[^>]* class="tick"', chart)]
     assert max(places) <= 470, "every value of the paper has a place on the axis"
-
-
-def test_a_page_of_someone_else_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "paper.html"
-    path.write_text("mine")
-    with pytest.raises(InputError, match="overwrite"):
-        write_paper([], path)
-    assert path.read_text() == "mine"
-    main(["paper", "--out", str(path), "--overwrite"])
-    write_paper([], path)
 
 
 def test_means_of_instance_search_wait_for_all_numbers() -> None:
@@ -229,15 +183,6 @@ def test_a_loss_on_pairs_pulls_where_the_order_cannot_change_and_rs_at_k_does_no
     settled, _, close = method.pulls()
     assert all(pull.pairs == pytest.approx(1) and abs(pull.recall) < 0.02 for pull in settled if pull.positive)
     assert all(pull.pairs == 0 and pull.recall > 0.1 for pull in close if pull.positive)
-
-
-def test_mixed_similarities_are_those_of_mixtures_that_were_made() -> None:
-    mixed = method.mixed_similarities()
-    given = sum(not virtual for virtual in mixed.virtual)
-    matrix = mixed.similarities
-    assert torch.allclose(matrix, matrix.T)
-    # The similarities are a Gram matrix of six vectors: mixtures add no rank.
-    assert torch.linalg.matrix_rank(matrix) == torch.linalg.matrix_rank(matrix[:given, :given])
 
 
 @pytest.mark.shared_data

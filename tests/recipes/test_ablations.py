@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from experiments.published import published_rows
@@ -34,36 +36,19 @@ def test_every_point_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_numbers_and_settings_are_the_published_ones(name: str) -> None:
+def test_numbers_and_settings_are_the_published_ones_and_all_else_is_the_rows(name: str) -> None:
     config = resolve(name)
     test = "sop/test" if name.startswith("sop") else "cars196/test"
     assert published_tests(config.published) == ({test: EXPECTED[name]} if EXPECTED[name] else {})
-    word = name.split("/")[-1]
-    setting, value = word.split("-", 1)
-    if setting == "batch":
-        assert config.batch.size == int(value)
-        assert isinstance(config.batch.chunk, int)
-        assert config.batch.chunk <= config.batch.size
-    elif setting == "k":
-        assert config.loss.options["k"] == [int(k) for k in value.split("-")]
-    else:
-        assert config.loss.options["tau1"] == float(value)
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_all_else_is_that_of_the_row_without_ablation(name: str) -> None:
     family, network, method, word = name.split("/")
+    setting, value = word.split("-", 1)
     base = resolve(f"{family.split('-')[0]}/{network}/{method}")
-    config = resolve(name)
-    assert (config.model, config.optimizer, config.data, config.run) == (
-        base.model,
-        base.optimizer,
-        base.data,
-        base.run,
-    )
-    if not word.startswith("batch"):
-        assert config.batch == base.batch
-    changed = {"k"} if word.startswith("k-") else {"tau1"} if word.startswith("tau1") else set()
-    same = {key: value for key, value in config.loss.options.items() if key not in changed}
-    assert same == {key: value for key, value in base.loss.options.items() if key not in changed}
+    options, batch = dict(base.loss.options), base.batch
+    if setting == "batch":
+        assert config.batch.chunk <= config.batch.size == int(value)
+        batch = config.batch
+    else:
+        options[setting] = [int(k) for k in value.split("-")] if setting == "k" else float(value)
+    same = replace(base, name=name, published=config.published, loss=replace(base.loss, options=options), batch=batch)
+    assert config == same
     assert load_recipe(name).description

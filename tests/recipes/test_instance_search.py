@@ -7,7 +7,6 @@ Floors are set from three seeds of the same training (docs/instance-search.md): 
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,17 @@ from typer.testing import CliRunner
 from faults.trials import run
 from recipes import landmarks
 from recollect.cli.main import app
-from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.errors import ConfigError, DataError
 from recollect.config.resolve import resolve
 from recollect.data import load_revisited
 from recollect.data.transforms import LongerSide
-from recollect.evaluation import evaluate_revisited
 from recollect.inference import vectors as set_vectors
 from recollect.inference.vectors import embed_set
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 from recollect.step.distributed import Processes
-from recollect.training.build import build, prepare
+from recollect.training import judging
+from recollect.training.build import build, prepare, watch
 from recollect.training.head import whiten_last_layer, whitening_images
-from recollect.training.judging import evaluate_watched
 from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 from training.killed import signal_at
@@ -168,41 +166,28 @@ def test_validation_is_the_benchmarks_own_map(data: Path, short: Path) -> None:
 
 
 def test_parts_of_the_validation_set_give_the_same_map(data: Path) -> None:
-    """What several processes do: each embeds its part, images of equal size together, and all parts are put in order."""
+    """As on several processes: each embeds its part, images of equal size together, and all parts are put in order."""
 
-    class Two(Processes):
-        """The second of two processes, whose colleague's rows are known."""
-
-        other: tuple[torch.Tensor, torch.Tensor]
+    class Second(Processes):
+        """The second of two processes; the first's rows are ``other``."""
 
         def gather(self, embeddings: torch.Tensor, labels: torch.Tensor) -> Any:
-            rows = torch.cat([self.other[0], embeddings]), torch.cat([self.other[1], labels])
-            return Processes.of().gather(*rows)
+            return Processes.of().gather(torch.cat([other[0], embeddings]), torch.cat([other[1], labels]))
 
-    from recollect.training import judging
-    from recollect.training.build import watch
-
-    config = resolve(RECIPE, settings(data, **SHORT))
-    training = build(prepare(config, torch.device("cpu"), Processes.of()))
-    try:
-        (alone,) = training.watched
-        expected = evaluate_watched(training.network.trained, alone, Processes.of(), training.machine.device)
-        parts = [
-            watch(training.config, training.network, Processes(rank, 2, None), "val", alone.images, alone.benchmark)
-            for rank in (0, 1)
-        ]
-        assert [part.start for part in parts] == [0, 40]
-        processes = Two(0, 1, None)
-        object.__setattr__(
-            processes, "other", judging.embed(training.network.trained, parts[0], training.machine.device, None)
-        )
-        assert evaluate_watched(
-            training.network.trained, parts[1], processes, training.machine.device
-        ) == pytest.approx(expected, abs=1e-6)
-        for part in parts:
-            part.source.close()
-    finally:
-        training.close()
+    training = build(prepare(resolve(RECIPE, settings(data, **SHORT)), torch.device("cpu"), Processes.of()))
+    network, device, (whole,) = training.network, training.machine.device, training.watched
+    parts = [
+        watch(training.config, network, Processes(rank, 2, None), "val", whole.images, whole.benchmark)
+        for rank in (0, 1)
+    ]
+    assert [part.start for part in parts] == [0, 40]
+    other = judging.embed(network.trained, parts[0], device, None)
+    expected = judging.evaluate_watched(network.trained, whole, Processes.of(), device)
+    assert judging.evaluate_watched(network.trained, parts[1], Second(0, 1, None), device) == pytest.approx(
+        expected, abs=1e-6
+    )
+    for source in (*(part.source for part in parts), training):
+        source.close()
 
 
 def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) -> None:
@@ -218,16 +203,11 @@ def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) ->
         written = written_in(folder, "roxford5k")
         assert written["source"]["scales"] == list(scales)
         assert "without_distractors" not in written
-        from recollect.data import load_revisited
 
         benchmark = load_revisited("roxford5k", data / "revisited")
         pictures = [LongerSide(48).read(benchmark.queries, index) for index in range(3)]
         expected = embedder.embed(pictures, scales=None if len(scales) == 1 else scales)
         assert np.allclose(np.load(vectors)["embeddings"][:3], expected.numpy(), atol=1e-5)
-    refused = CliRunner().invoke(
-        app, ["eval", str(model), *root, "--multiscale", "--metrics-out", str(tmp_path / "m.json")]
-    )
-    assert isinstance(refused.exception, InputError), "results are not replaced unasked"
     paths = ["--metrics-out", str(tmp_path / "m.json"), "--queries-out", str(tmp_path / "q.npz")]
     done = CliRunner().invoke(app, ["eval", str(model), *root, "--multiscale", *paths])
     assert done.exit_code == 0, done.output
@@ -256,31 +236,6 @@ def test_distractors_as_vectors(data: Path, short: Path, tmp_path: Path) -> None
     assert one["metrics"] == other["metrics"] != one["without_distractors"] == other["without_distractors"]
     missing = CliRunner().invoke(app, [*arguments, "--distractors", str(tmp_path / "none.npy")])
     assert isinstance(missing.exception, ConfigError)
-
-
-def test_both_benchmarks_are_measured_with_the_same_distractors(
-    data: Path, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """R1M is embedded once: the second benchmark finds its vectors."""
-    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
-    shutil.copytree(short / "model", tmp_path / "model", ignore=shutil.ignore_patterns("eval"))
-    root = str(data / "revisited")
-    arguments = ["eval", str(tmp_path / "model"), "--root", root, "--distractors", root, "--data"]
-    found = CliRunner().invoke(app, [*arguments, "roxford5k"])
-    assert found.exit_code == 0, found.output
-    assert rows_kept(tmp_path / "cache") == 140 + 20 + 100
-    vectors = tmp_path / "v.npz"
-    found = CliRunner().invoke(app, [*arguments, "rparis6k", "--vectors-out", str(vectors)])
-    assert found.exit_code == 0, found.output
-    assert rows_kept(tmp_path / "cache") == 140 + 20 + 100 + 8 * 5 + 8
-
-    written = written_in(tmp_path / "model", "rparis6k+revisitop1m")
-    benchmark = load_revisited("rparis6k", root)
-    arrays = np.load(vectors)
-    expected = evaluate_revisited(arrays["embeddings"], arrays["gallery"], benchmark.ground_truth).metrics
-    assert written["without_distractors"] == pytest.approx(expected, abs=1e-6)
-    assert written["metrics"]["medium/map"] < written["without_distractors"]["medium/map"]
-    assert written_in(tmp_path / "model", "roxford5k+revisitop1m")["metrics"] != written["metrics"]
 
 
 @pytest.mark.parametrize(

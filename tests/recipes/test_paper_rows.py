@@ -117,13 +117,6 @@ def test_the_code_released_since_2024_has_one_tau1(row: str) -> None:
     assert later.name == f"{row}+_as_released_2024"
 
 
-def test_a_layer_speaks_of_a_word_where_the_word_stands(tmp_path: Path) -> None:
-    """What a later word of the row's name says still wins."""
-    (tmp_path / "mine.yaml").write_text("inherits: [cars196-tau1/r50-512/rsk/tau1-5, _as_released]\n")
-    options = resolve(tmp_path / "mine.yaml").loss.options
-    assert (options["tau1"], options["k"], options["count_query"]) == (5.0, [1, 2, 4, 8, 16], True)
-
-
 def test_the_released_code_can_be_laid_over_the_sets_of_k(tmp_path: Path) -> None:
     """Each k keeps the temperature that the code's defaults give it."""
     names = [name for name in available_recipes() if name.startswith("cars196-k/")]

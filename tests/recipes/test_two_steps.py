@@ -186,17 +186,6 @@ def test_an_init_row_is_measured_beside_its_numbers(
     assert written["metrics"]["r@1"] > 0.5  # patterns of one class look alike even to random weights
 
 
-@pytest.mark.release
-def test_an_init_row_with_its_real_network(
-    root: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = ["eval", "--recipe", "sop/vit-b32-in21k/init", "--root", str(root("sop")), "--weights", "none"]
-    found = CliRunner().invoke(app, arguments)
-    assert found.exit_code == 0, found.output
-    assert "54.7" in found.output
-
-
 def test_an_init_row_is_not_trained_and_a_trained_row_not_measured_without_its_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trains nothing .*--recipe sop/diht-b32/init"):
         train(ROWS["sop/diht-b32/init"], tmp_path / "run")
