@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from recollect.common.errors import InputError
-from recollect.common.text import check_whole
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TEMPERATURES = (1e-8, 1e8)
@@ -46,12 +44,6 @@ def check_inputs(
 def _check_pair(embeddings: Tensor, labels: Tensor, name: str, labels_name: str) -> float:
     if not isinstance(embeddings, Tensor) or not isinstance(labels, Tensor):
         raise InputError(f"{name} and {labels_name} must be tensors.")
-    for tensor, what in ((embeddings, name), (labels, labels_name)):
-        if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided:
-            kind = (
-                "meta tensor" if tensor.is_meta else "nested tensor" if tensor.is_nested else f"{tensor.layout} tensor"
-            )
-            raise InputError(f"{what} must be an ordinary (dense) tensor that holds values, but is a {kind}.")
     if embeddings.ndim != 2:
         raise InputError(f"{name} must be a matrix (images × dimensions), but its shape is {tuple(embeddings.shape)}.")
     if embeddings.dtype not in _FLOATS:
@@ -85,11 +77,6 @@ def greatest_length(embeddings: Tensor) -> float:
     """The largest L2 norm of a row; NaN or infinite if any is. In parts, to avoid a float64 copy of the whole matrix."""
     norms = [part.detach().double().norm(dim=1).amax() for part in embeddings.split(1024)]
     return float(torch.stack(norms).amax())
-
-
-def check_memory(value: Any) -> int:
-    """``value`` if it is a valid memory budget in bytes."""
-    return check_whole("memory", value, 1, 2**60)
 
 
 def check_scale(greatest: float, tau: float, dtype: torch.dtype) -> None:

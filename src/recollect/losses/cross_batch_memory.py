@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError, require
 from recollect.common.text import check_whole
+from recollect.losses.baselines import MetricLearningLoss, call_in
 from recollect.losses.checks import check_inputs, greatest_length
 from recollect.losses.engine.tile_loop import Pairing, compute_dtype, count_matches, same_set, zero_loss
-from recollect.losses.metric_learning import MetricLearningLoss, call_in
 from recollect.losses.rank_loss import TiledLoss
 
 # Wang et al. 2020 pair the memory with a contrastive loss on cosines: [1 − s⁺]₊ and [s⁻ − 0.5]₊.
@@ -72,11 +72,11 @@ class CrossBatchMemory(nn.Module):
             loss_options = _PAPER_CONTRASTIVE if loss == "contrastive" else {}
         from recollect.losses.registry import available, create
 
-        known = available()
-        usable = isinstance(loss, str) and (loss not in known or known[loss].references)
+        rows = available()
+        usable = isinstance(loss, str) and (loss not in rows or rows[loss].references)
         wrapped = create(loss, **loss_options) if usable else None
         if not isinstance(wrapped, MetricLearningLoss | TiledLoss):
-            choices = ", ".join(name for name, entry in known.items() if entry.references and entry.family != "outside")
+            choices = ", ".join(name for name, entry in rows.items() if entry.references and entry.family != "outside")
             raise ConfigError(
                 f"loss {loss!r} cannot use a memory: choose one of {choices}, or a RankLoss or TiledLoss of your own."
             )
@@ -134,8 +134,14 @@ class CrossBatchMemory(nn.Module):
         positives = count_matches(ids, ref_ids) - (0 if places is None else 1)
         if not bool((positives > 0).any()):
             return zero_loss(embeddings)
+        tools = require("pytorch_metric_learning.utils.loss_and_miner_utils", "baselines", "Cross-batch memory")
         with torch.autocast(embeddings.device.type, enabled=False):
-            pairs = self._pairs(self.wrapped, queries, ids, references, ref_ids, places)
+            if self.wrapped.miner is None:
+                pairs = tools.get_all_pairs_indices(ids, ref_ids)
+            else:
+                pairs = self.wrapped.miner(queries, ids, references, ref_ids)
+            if places is not None:  # without any embedding's pair with itself
+                pairs = tools.remove_self_comparisons(pairs, places, self.memory_size)
             return call_in(self.wrapped.loss, queries.dtype, (queries, ids, pairs, references, ref_ids))
 
     def _store(self, queries: Tensor, ids: Tensor) -> Tensor:
@@ -146,22 +152,3 @@ class CrossBatchMemory(nn.Module):
         self.next_place.copy_((self.next_place + len(ids)) % self.memory_size)
         self.num_stored.copy_((self.num_stored + len(ids)).clamp(max=self.memory_size))
         return places
-
-    def _pairs(
-        self,
-        wrapped: MetricLearningLoss,
-        queries: Tensor,
-        ids: Tensor,
-        references: Tensor,
-        ref_ids: Tensor,
-        places: Tensor | None,
-    ) -> tuple[Tensor, ...]:
-        """Pairs or triplets of batch and memory, without any embedding's pair with itself."""
-        tools = require("pytorch_metric_learning.utils.loss_and_miner_utils", "baselines", "Cross-batch memory")
-        if wrapped.miner is None:
-            pairs = tools.get_all_pairs_indices(ids, ref_ids)
-        else:
-            pairs = wrapped.miner(queries, ids, references, ref_ids)
-        if places is not None:
-            pairs = tools.remove_self_comparisons(pairs, places, self.memory_size)
-        return tuple(pairs)

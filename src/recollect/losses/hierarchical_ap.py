@@ -89,7 +89,7 @@ class _GradedTile:
 
     def __init__(self, term: GradedRank, run: TileRun, labels: Tensor, ref_labels: Tensor) -> None:
         self.term, self.labels, self.ref_labels = term, labels, ref_labels
-        self.num_queries, self.wanted = run.layout.num_queries, run.wanted
+        self.num_queries, self.needs_grad = run.layout.num_queries, run.wanted
         room = min(_BLOCK_BYTES, run.memory // 4) if run.on_cpu else run.memory // 4
         self.block = run.queries.new_empty(max(1, room // run.item_bytes))
         # Values below the floor would be lost in rounding.
@@ -99,8 +99,8 @@ class _GradedTile:
     def __call__(self, similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
         unseen = hidden(similarities.dtype)
         fine = (self.ref_labels[tile.positives] == self.labels[tile.queries]) & tile.mask
-        found = similarities.gather(0, tile.positives)
-        levels = [_Level(found, tile.positives, tile.mask & ~fine, unseen), _Level(found, tile.positives, fine, unseen)]
+        items = similarities.gather(0, tile.positives)
+        levels = [_Level(items, tile.positives, mask, unseen) for mask in (tile.mask & ~fine, fine)]
         if tile.own is not None:
             similarities.scatter_(0, tile.own[None], -unseen)
         similarities.scatter_(0, tile.positives, -unseen)  # the items of neither level remain
@@ -111,15 +111,15 @@ class _GradedTile:
         for number, level in enumerate(levels):
             other = levels[1 - number]
             # For coarse items (number 0) fine ones are more relevant; for fine items coarse ones are less relevant.
-            among = StepSums(step.positive, level.found.clone(), level.x, *level.bounds, block)
+            among = StepSums(step.positive, level.items.clone(), level.x, *level.bounds, block)
             across_step = step.positive if number == 0 else step
-            across = StepSums(across_step, other.found.clone(), level.x, *level.bounds, block)
+            across = StepSums(across_step, other.items.clone(), level.x, *level.bounds, block)
             below = StepSums(step, negatives[number], level.x, *level.bounds, block, prune)
             same = among.sums(torch.full_like(level.x, 1 - step.positive.at_zero))
             ahead = across.sums(torch.zeros_like(level.x))
             ranks.append(level.ranks(below.sums(same + ahead), same, ahead))
             sums.append((among, across, below))
-        if not self.wanted:
+        if not self.needs_grad:
             return self.term.graded_loss(*ranks).sum(dtype=torch.float64) / self.num_queries, similarities
         value, weights = self._weigh(ranks)
 
@@ -152,18 +152,18 @@ class _GradedTile:
 
 
 class _Level:
-    """The items of one level, best first; padding is last in ``found``, and ahead of everything in ``x``."""
+    """The items of one level, best first; padding is last in ``items``, and ahead of everything in ``x``."""
 
-    def __init__(self, found: Tensor, positions: Tensor, wanted: Tensor, unseen: float) -> None:
-        slots = max(1, int(wanted.sum(0).max()))
-        found, order = torch.sort(torch.where(wanted, found, -unseen), dim=0, descending=True)
-        self.found, order = found[:slots].contiguous(), order[:slots]
-        self.mask, self.positions = wanted.gather(0, order), positions.gather(0, order)
-        self.x = torch.where(self.mask, self.found, unseen)
-        self.count = wanted.sum(0).to(found.dtype)
+    def __init__(self, items: Tensor, positions: Tensor, mask: Tensor, unseen: float) -> None:
+        slots = max(1, int(mask.sum(0).max()))
+        items, order = torch.sort(torch.where(mask, items, -unseen), dim=0, descending=True)
+        self.items, order = items[:slots].contiguous(), order[:slots]
+        self.mask, self.positions = mask.gather(0, order), positions.gather(0, order)
+        self.x = torch.where(self.mask, self.items, unseen)
+        self.count = mask.sum(0).to(items.dtype)
         # An empty level has no bound; any number below the padding works.
         some = self.count > 0
-        self.bounds = torch.where(some, self.x.amin(0), 0.0), torch.where(some, self.found.amax(0), 0.0)
+        self.bounds = torch.where(some, self.x.amin(0), 0.0), torch.where(some, self.items.amax(0), 0.0)
 
     def ranks(self, everything: Tensor, same: Tensor, other: Tensor) -> LevelRanks:
         """Ranks, with 1 and 0 as padding."""
@@ -216,15 +216,14 @@ class HierarchicalAP(TiledLoss):
         step: Literal["sigmoid", "asymmetric"] | Step = "sigmoid",
         **options: Any,
     ) -> None:
-        super().__init__(chosen := RankOptions(**options))
+        rank_options = RankOptions(**options)
+        super().__init__(rank_options)
         whole = isinstance(coarse, list | tuple) and all(type(number) is int for number in coarse)
         if not whole or not coarse or min(coarse) < 0:
             raise ConfigError("coarse must be a list of whole numbers (0 or more): the coarser label of each label.")
-        self.alpha, self.step = (
-            check_number("alpha", alpha, 0, 100),
-            make_step(step, check_number("tau", tau, *TEMPERATURES)),
-        )
-        self.prune = chosen.prune
+        self.alpha = check_number("alpha", alpha, 0, 100)
+        self.step = make_step(step, check_number("tau", tau, *TEMPERATURES))
+        self.prune = rank_options.prune
         self.register_buffer("coarse", torch.tensor(coarse), persistent=False)
         self._fine: tuple[Tensor, Tensor] | None = None
 
@@ -250,12 +249,12 @@ class HierarchicalAP(TiledLoss):
         grades = (0.5**self.alpha, 1.0)
         relevances = [grade / level.count.clamp(min=1) for grade, level in zip(grades, (coarse, fine), strict=True)]
         least = torch.minimum(*relevances)
-        found, best = torch.zeros_like(least), torch.zeros_like(least)
+        total, best = torch.zeros_like(least), torch.zeros_like(least)
         for grade, relevance, level in zip(grades, relevances, (coarse, fine), strict=True):
             h_rank = relevance * level.same + least * level.other
-            found = found + (h_rank / level.all * level.mask).sum(0)
+            total = total + (h_rank / level.all * level.mask).sum(0)
             best = best + grade * (level.count > 0).to(best.dtype)
-        return 1 - found / best
+        return 1 - total / best
 
     def _mix(self, labels: Tensor, ref_labels: Tensor | None) -> tuple[Mixing, Mixing]:
         """Only images with the same fine label are mixed."""

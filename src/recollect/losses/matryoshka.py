@@ -53,15 +53,13 @@ class Matryoshka(nn.Module):
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Tensor:
         """The loss of M × d embeddings, within the batch or against N × d references."""
-        references = () if ref_emb is None and ref_labels is None else (ref_emb, ref_labels)
 
         def value(loss: Loss, dim: int) -> Tensor:
             short = unit_prefix(embeddings, dim)
-            if not references:
+            if ref_emb is None and ref_labels is None:
                 return loss(short, labels)
-            if ref_emb is None or ref_emb is embeddings:
-                return loss(short, labels, None if ref_emb is None else short, ref_labels)
-            return loss(short, labels, unit_prefix(ref_emb, dim), ref_labels)
+            others = short if ref_emb is embeddings else None if ref_emb is None else unit_prefix(ref_emb, dim)
+            return loss(short, labels, others, ref_labels)
 
         return self._mean(embeddings, value)
 
@@ -87,7 +85,7 @@ class Matryoshka(nn.Module):
         losses = self.losses * len(lengths) if len(self.losses) == 1 else self.losses
         if len(losses) != len(lengths):
             raise ConfigError(
-                f"Matryoshka was given {len(losses)} losses for the lengths {', '.join(map(str, lengths))}: give one loss, "
+                f"Matryoshka has {len(losses)} losses for the lengths {', '.join(map(str, lengths))}: give one loss, "
                 "or one for each length."
             )
         return torch.stack([value(loss, dim) for loss, dim in zip(losses, lengths, strict=True)]).mean()
@@ -121,8 +119,10 @@ def prefix_lengths(dims: Iterable[int], whole: int, what: str = "dims") -> tuple
     Raises:
         ConfigError: a length that is not from 1 to ``whole``.
     """
-    chosen = sorted({*dims, whole})
-    if chosen[0] < 1 or chosen[-1] > whole:
-        wrong = chosen[0] if chosen[0] < 1 else chosen[-1]
-        raise ConfigError(f"{what}: {wrong} is not a length of a vector of {whole} numbers: choose from 1 to {whole}.")
-    return tuple(chosen)
+    lengths = sorted({*dims, whole})
+    for length in (lengths[0], lengths[-1]):
+        if not 1 <= length <= whole:
+            raise ConfigError(
+                f"{what}: {length} is not a length of a vector of {whole} numbers: choose from 1 to {whole}."
+            )
+    return tuple(lengths)

@@ -1,7 +1,7 @@
 """``TiledLoss`` and ``RankLoss``: the base classes of all losses on the tile loop (call, SiMix, calibration, shares).
 
 To add a loss on soft ranks, subclass ``RankLoss`` in its own file: pass the step to ``super().__init__`` and write
-``query_loss``. To add one on whole lists of similarities, subclass ``TiledLoss`` and give a ``Rows`` term (``other_ap.py``).
+``query_loss``. To add one on whole lists of similarities, subclass ``TiledLoss`` and give a ``Rows`` term, as ``BinnedAP``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.text import check_flag, check_number, check_whole
-from recollect.losses.checks import check_inputs, check_memory
+from recollect.losses.checks import check_inputs
 from recollect.losses.engine.simix import MAX_PAIRS, Mixing, draw_mixing
 from recollect.losses.engine.soft_rank import Ranks, SoftRank
 from recollect.losses.engine.steps import Step
@@ -95,7 +95,7 @@ class TileOptions:
     memory: int = MEMORY
 
     def __post_init__(self) -> None:
-        check_memory(self.memory)
+        check_whole("memory", self.memory, 1, 2**60)
         check_flag("simix", self.simix)
         if self.max_pairs is not None:
             check_whole("max_pairs", self.max_pairs, 1, 10**9)
@@ -224,10 +224,10 @@ class RankLoss(TiledLoss):
         rank_limit: float | None = None,
         **options: Any,
     ) -> None:
-        chosen = RankOptions(**options)
-        super().__init__(chosen)
+        rank_options = RankOptions(**options)
+        super().__init__(rank_options)
         self.step = step
-        self._term = SoftRank(self.query_loss, step, query, rank_limit, chosen.prune)
+        self._term = SoftRank(self.query_loss, step, query, rank_limit, rank_options.prune)
 
     def query_loss(self, ranks: Ranks) -> Tensor:
         """The loss of each of T queries from the ranks of its positives."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import reprlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -63,20 +62,20 @@ class RecallAtK(RankLoss):
         step: Literal["sigmoid", "asymmetric"] | Step = "sigmoid",
         **options: Any,
     ) -> None:
-        chosen = _check_k((K_SIMIX if check_flag("simix", simix) else K) if k is None else k)
+        k_values = _check_k((K_SIMIX if check_flag("simix", simix) else K) if k is None else k)
         each = tuple(check_number("tau1", v, 1e-6, 1e6) for v in (tau1 if isinstance(tau1, list | tuple) else [tau1]))
-        if len(each) not in (1, len(chosen)):
+        if len(each) not in (1, len(k_values)):
             raise ConfigError(
-                f"tau1 has {len(each)} values, but k has {len(chosen)}: give one for each k, or one for all."
+                f"tau1 has {len(each)} values, but k has {len(k_values)}: give one for each k, or one for all."
             )
         # A positive this far behind every k has σ_tau1(k − rank) below rounding, in float64 too.
-        limit = max(chosen) + max(each) * saturation(torch.float64)
+        limit = max(k_values) + max(each) * saturation(torch.float64)
         query: Literal["ranked", "excluded", "positive"] = "positive"
         if count_query != "positive":
             query = "ranked" if check_flag("count_query", count_query) else "excluded"
         tau2 = check_number("tau2", tau2, *TEMPERATURES)
         super().__init__(step=make_step(step, tau2), query=query, rank_limit=limit, simix=simix, **options)
-        self.k, self.tau1, self.tau2 = chosen, each if len(each) > 1 else each[0], tau2
+        self.k, self.tau1, self.tau2 = k_values, each if len(each) > 1 else each[0], tau2
 
     def query_loss(self, ranks: Ranks) -> Tensor:
         """``mean_k 1 − min(hits_k, k) / min(k, |P_q|)``, T."""
@@ -102,16 +101,10 @@ _STEPS: dict[str, Callable[[float], Step]] = {"sigmoid": Sigmoid, "asymmetric": 
 
 
 def _check_k(k: Any) -> tuple[int, ...]:
-    given = (
-        [k]
-        if isinstance(k, int)
-        else list(itertools.islice(k, 1001))
-        if isinstance(k, Iterable) and not isinstance(k, str)
-        else []
-    )
-    if not given or len(given) > 1000:
+    values = [k] if isinstance(k, int) else k
+    if not isinstance(values, Sequence) or isinstance(values, str) or not 1 <= len(values) <= 1000:
         raise ConfigError(f"k must be 1 to 1,000 whole numbers, but is {reprlib.repr(k)}.")
-    return tuple(check_whole("k", value, 1, 10**6) for value in given)
+    return tuple(check_whole("k", value, 1, 10**6) for value in values)
 
 
 def make_step(step: str | Step, tau: float) -> Step:

@@ -3,10 +3,13 @@
 To add a loss to the package, add one row to ``_ENTRIES``. A row names a class or function as ``module:attribute``; its
 arguments are the loss's options, so nothing is written twice. Listing the rows imports neither torch nor any loss.
 Losses outside the package are found by ``common/plugins.py``: ``my.py:MyLoss``, or a name that an installed package adds.
+Training calls ``loss(embeddings, labels)`` and needs one number that depends on the embeddings; a loss from outside is
+tried before (``try_loss``), because one that returns something else would fail in the first step, or silently train nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 from collections.abc import Callable
@@ -18,6 +21,7 @@ from recollect.common import plugins
 from recollect.common.errors import ConfigError, RecollectError, in_one_line
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -67,6 +71,13 @@ class LossDescription:
     summary: str
 
 
+_TILED = "(M + N)·d"
+
+
+def _tiled(name: str, target: str, description: str) -> LossEntry:
+    return LossEntry(name, f"recollect.losses.{target}", "rank", description, _TILED)
+
+
 def _baseline(
     name: str, family: str, description: str, memory: str, *, parameters: bool = False, references: bool = True
 ) -> LossEntry:
@@ -74,33 +85,16 @@ def _baseline(
     return LossEntry(name, target, family, description, memory, "baselines", parameters, references)
 
 
-_TILED = "(M + N)·d"
 _ENTRIES = (
-    LossEntry("recall_at_k", "recollect.losses.recall_at_k:RecallAtK", "rank", "RS@k, the recall@k surrogate", _TILED),
-    LossEntry("smooth_ap", "recollect.losses.average_precision:SmoothAP", "rank", "AP with sigmoids for steps", _TILED),
-    LossEntry(
-        "sup_ap", "recollect.losses.average_precision:SupAP", "rank", "AP with ROADMAP's asymmetric step", _TILED
+    _tiled("recall_at_k", "recall_at_k:RecallAtK", "RS@k, the recall@k surrogate"),
+    _tiled("smooth_ap", "average_precision:SmoothAP", "AP with sigmoids for steps"),
+    _tiled("sup_ap", "average_precision:SupAP", "AP with ROADMAP's asymmetric step"),
+    _tiled("roadmap", "average_precision:Roadmap", "SupAP with ROADMAP's calibration term"),
+    _tiled(
+        "hierarchical_ap", "hierarchical_ap:HierarchicalAP", "AP of graded relevance, for labels with a coarser level"
     ),
-    LossEntry(
-        "roadmap", "recollect.losses.average_precision:Roadmap", "rank", "SupAP with ROADMAP's calibration term", _TILED
-    ),
-    LossEntry(
-        "hierarchical_ap",
-        "recollect.losses.hierarchical_ap:HierarchicalAP",
-        "rank",
-        "AP of graded relevance, for labels with a coarser level",
-        _TILED,
-    ),
-    LossEntry(
-        "blackbox_ap",
-        "recollect.losses.other_ap:BlackboxAP",
-        "rank",
-        "exact AP, differentiated as a black box",
-        _TILED,
-    ),
-    LossEntry(
-        "binned_ap", "recollect.losses.other_ap:BinnedAP", "rank", "AP on a soft histogram of similarities", _TILED
-    ),
+    _tiled("blackbox_ap", "average_precision:BlackboxAP", "exact AP, differentiated as a black box"),
+    _tiled("binned_ap", "average_precision:BinnedAP", "AP on a soft histogram of similarities"),
     _baseline("fast_ap", "rank", "AP on a soft histogram of distances", "bins·M²", references=False),
     _baseline("contrastive", "pair", "pairs within or beyond a margin", "M·N"),
     _baseline("multi_similarity", "pair", "soft weights over a query's hard pairs", "M·N"),
@@ -131,12 +125,12 @@ def available_losses() -> dict[str, LossEntry]:
         >>> available()["arcface"].parameters
         True
     """
-    known = {entry.name: entry for entry in _ENTRIES}
-    added = [
-        LossEntry(row["name"], row["reference"], "outside", f"from the package {row['package']}", "")
+    plugged_in = {
+        row["name"]: LossEntry(row["name"], row["reference"], "outside", f"from the package {row['package']}", "")
         for row in plugins.added("loss")
-    ]
-    return known | {entry.name: entry for entry in added if entry.name not in known}
+    }
+    own = {entry.name: entry for entry in _ENTRIES}
+    return own | {name: entry for name, entry in plugged_in.items() if name not in own}
 
 
 def create(name: str, **options: Any) -> nn.Module:
@@ -155,8 +149,11 @@ def create(name: str, **options: Any) -> nn.Module:
     """
     from torch import nn
 
-    entry, maker = _found(name)
-    plugins.check_options(maker, options, f"loss {name!r}", _parameters(maker) if _has_known_options(maker) else None)
+    entry, maker = _lookup(name)
+    # A loss from outside may take any option with **.
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(maker).parameters.values())
+    is_closed = not takes_any or getattr(maker, "options_type", None) is not None
+    plugins.check_options(maker, options, f"loss {name!r}", _parameters(maker) if is_closed else None)
     try:
         with plugins.errors_as_config(f"loss {name!r}") if entry.family == "outside" else nullcontext():
             loss = maker(**options)
@@ -164,8 +161,8 @@ def create(name: str, **options: Any) -> nn.Module:
         if isinstance(error, RecollectError):
             raise
         # A value of the wrong kind, or one too large for the memory.
-        given = ", ".join(f"{option}={value!r}" for option, value in options.items()) or "its defaults"
-        raise ConfigError(f"loss {name!r} cannot be made with {given}: {in_one_line(error)}.") from error
+        settings = ", ".join(f"{option}={value!r}" for option, value in options.items()) or "its defaults"
+        raise ConfigError(f"loss {name!r} cannot be made with {settings}: {in_one_line(error)}.") from error
     if not isinstance(loss, nn.Module):
         raise ConfigError(
             f"loss {name!r} returned a {type(loss).__name__}: it must be an nn.Module, or a function that returns one."
@@ -186,7 +183,7 @@ def describe_loss(name: str) -> LossDescription:
         >>> [option.name for option in describe("smooth_ap").options][:2]
         ['tau', 'count_query']
     """
-    entry, maker = _found(name)
+    entry, maker = _lookup(name)
     options = tuple(
         LossOption(
             parameter.name,
@@ -201,7 +198,7 @@ def describe_loss(name: str) -> LossDescription:
     return LossDescription(entry, options, "\n\n".join(paragraphs))
 
 
-def _found(name: str) -> tuple[LossEntry, Callable[..., Any]]:
+def _lookup(name: str) -> tuple[LossEntry, Callable[..., Any]]:
     """The row called ``name`` and what makes it; for an outside loss a row is made.
 
     Raises:
@@ -216,28 +213,100 @@ def _found(name: str) -> tuple[LossEntry, Callable[..., Any]]:
         raise plugins.unknown("loss", name, (entry.name for entry in _ENTRIES))
     if not callable(loaded.target):
         raise ConfigError(f"loss {name!r} is a {type(loaded.target).__name__}: it must be a class or a function.")
-    about = (inspect.getdoc(loaded.target) or "a loss from outside").split("\n")[0]
-    return LossEntry(name, loaded.reference, "outside", about, ""), loaded.target
-
-
-def _has_known_options(maker: Callable[..., Any]) -> bool:
-    """Whether ``_parameters`` are all its options; a loss from outside may take any with ``**``."""
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(maker).parameters.values())
-    return not takes_any or getattr(maker, "options_type", None) is not None
+    summary = (inspect.getdoc(loaded.target) or "a loss from outside").split("\n")[0]
+    return LossEntry(name, loaded.reference, "outside", summary, ""), loaded.target
 
 
 def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """A maker's options; its ``**options``, if any, are the fields of its ``options_type``."""
-    found = dict(inspect.signature(maker).parameters)
-    catch_all = [name for name, parameter in found.items() if parameter.kind is parameter.VAR_KEYWORD]
-    for name in catch_all:
-        del found[name]
-    shared = getattr(maker, "options_type", None) if catch_all else None
-    return (
-        found
-        if shared is None
-        else found | {n: p for n, p in inspect.signature(shared).parameters.items() if n not in found}
-    )
+    parameters = inspect.signature(maker).parameters
+    own = {name: parameter for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
+    shared = getattr(maker, "options_type", None) if len(own) < len(parameters) else None
+    inherited = {} if shared is None else dict(inspect.signature(shared).parameters)
+    return own | {name: parameter for name, parameter in inherited.items() if name not in own}
+
+
+_MOST = 8
+"""Number of classes, and of images per class, that a loss is tried with."""
+
+
+def try_loss(
+    loss: nn.Module,
+    name: str,
+    dim: int,
+    num_classes: int,
+    *,
+    samples_per_class: int = 4,
+    device: torch.device | str = "cpu",
+) -> None:
+    """Call a loss on random vectors of length 1, and refuse one that cannot train.
+
+    Args:
+        loss: the loss; its state may change.
+        name: for messages.
+        dim: length of the embeddings.
+        num_classes: labels are below this number.
+        samples_per_class: vectors of each label, at most 8.
+        device: where it will be called; it is moved there.
+
+    Raises:
+        ConfigError: it fails, does not return one number, or that number or its gradient is not finite or does not depend
+            on the embeddings.
+
+    Example:
+        >>> from torch import nn
+        >>> class Spread(nn.Module):
+        ...     def forward(self, embeddings, labels):
+        ...         return (embeddings @ embeddings.T).mean(dim=1)
+        >>> try_loss(Spread(), "Spread", dim=8, num_classes=4)
+        Traceback (most recent call last):
+        ...
+        recollect.common.errors.ConfigError: loss 'Spread' returns 16 numbers: return one, such as their mean.
+    """
+    import torch
+    from torch import Tensor, nn
+
+    what = f"loss {name!r}"
+    labels = torch.arange(max(1, min(_MOST, num_classes))).repeat_interleave(min(_MOST, samples_per_class))
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        vectors = nn.functional.normalize(torch.randn(len(labels), dim), dim=1)
+        embeddings = vectors.to(device).requires_grad_()
+        with plugins.errors_as_config(what):
+            value: Any = loss.to(device)(embeddings, labels.to(device))
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"{what} returns a {type(value).__name__}: return a tensor with one number.")
+        if value.numel() != 1:
+            raise ConfigError(f"{what} returns {value.numel()} numbers: return one, such as their mean.")
+        gradient = None
+        if value.requires_grad:
+            with plugins.errors_as_config(what):
+                (gradient,) = torch.autograd.grad(value.squeeze(), embeddings, allow_unused=True)
+    if gradient is None:
+        raise ConfigError(
+            f"{what} does not depend on the embeddings, so it would train nothing: compute it from them with torch, "
+            "without detach(), item() or numpy."
+        )
+    if not bool(value.isfinite().all()):
+        raise ConfigError(
+            f"{what} returns {float(value)} for {len(labels)} random vectors of length 1: check it for log(0), 0/0 or overflow."
+        )
+    if not bool(gradient.isfinite().all()):
+        raise ConfigError(
+            f"the gradient of {what} is not finite for {len(labels)} random vectors of length 1. A common cause is the square "
+            "root or the norm of 0, for example the distance of a vector to itself: add a small number, or mask it."
+        )
+
+
+def try_copy(loss: nn.Module, name: str, dim: int, num_classes: int, **options: Any) -> None:
+    """``try_loss`` on a copy of an object; one that cannot be copied, or is recollect's own, is not tried."""
+    if type(loss).__module__.startswith("recollect."):
+        return
+    try:
+        copied = copy.deepcopy(loss)
+    except Exception:  # it contains something that cannot be copied, such as an open file
+        return
+    try_loss(copied, name, dim, num_classes, **options)
 
 
 available = available_losses  # its name inside the package

@@ -34,8 +34,7 @@ from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.models import make_embedder, refuse_moved
 from recollect.inference.training_record import read_trained_on, refuse_foreign_images
 from recollect.losses.matryoshka import Matryoshka, prefix_lengths
-from recollect.losses.registry import create, describe
-from recollect.losses.trying_out import try_given, try_loss
+from recollect.losses.registry import create, describe, try_copy, try_loss
 from recollect.models import Embedder
 from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
@@ -487,7 +486,7 @@ def make_trained(setup: Setup, loss: nn.Module | None = None) -> Trained:
         loss = make_loss(config, classes, embedder.dim, train.coarse_of_classes)
     else:
         each = config.batch.samples_per_class
-        try_given(loss, type(loss).__name__, embedder.dim, classes, samples_per_class=each, device=machine.device)
+        try_copy(loss, type(loss).__name__, embedder.dim, classes, samples_per_class=each, device=machine.device)
     loss = seeded(loss, config.run.seed).to(machine.device)
     return Trained(
         model=embedder,
@@ -501,7 +500,7 @@ def make_trained(setup: Setup, loss: nn.Module | None = None) -> Trained:
 
 def make_loss(config: Config, num_classes: int, dim: int, coarse: Sequence[int] | None = None) -> nn.Module:
     """The loss with seeded parameters; the number of classes, the embedding's dimension and the coarser classes are passed
-    if it has such arguments. A loss from outside is tried first (``losses/trying_out.py``).
+    if it has such arguments. A loss from outside is tried first (``losses/registry.py``).
 
     With ``loss.dims`` there is one loss per length, so that parameters and memories are not shared.
     """
