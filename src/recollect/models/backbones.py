@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, ImageError, in_one_line
 
+logger = logging.getLogger(__name__)
+
 # Architectures of timm whose position embeddings follow the image size at run time.
 _ANY_SIZE_MODULES = ("timm.models.vision_transformer", "timm.models.eva")
 _TOO_NARROW = ("Output size is too small", "Kernel size can't be greater")  # torch's error messages
@@ -263,9 +265,9 @@ class NativePool(nn.Module):
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
         self._backbone = (backbone,)
-        taken = {id(module) for _, stage in backbone_stages(backbone) for module in stage.modules()}
+        in_stages = {id(module) for _, stage in backbone_stages(backbone) for module in stage.modules()}
         for name, child in backbone.named_children():
-            if not any(id(module) in taken for module in child.modules()):
+            if not any(id(module) in in_stages for module in child.modules()):
                 self.add_module(name, child)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -287,8 +289,6 @@ def cut(stages: list[Stage], upto: str) -> int:
         raise ConfigError(f"there is no stage {upto!r}: choose backbone or one of {', '.join(names[:-1])}.")
     return names.index(upto) + 1
 
-
-logger = logging.getLogger(__name__)
 
 _MEMBERS = ("forward_features", "forward_head", "num_features")
 
@@ -335,42 +335,37 @@ class CustomBackbone(nn.Module):
         super().__init__()
         self.module = module
         try:
-            found = self._try(size)
+            features = self._try(size)
         except Exception as error:
             raise ConfigError(
                 f"backbone {name!r} fails on images of {size} px ({type(error).__name__}: {in_one_line(error)}). Set the "
                 "size that it expects with --image-size."
             ) from error
-        if not isinstance(found, Tensor) or found.ndim not in (2, 4) or len(found) != 2:
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(features, Tensor) or features.ndim not in (2, 4) or len(features) != 2:
+            shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise ConfigError(f"backbone {name!r} returned {shape} for two images: it must return B×C×H×W or B×C.")
-        self.num_features = int(found.shape[1])
-        self.gives_vectors = found.ndim == 2
-        self.pretrained_cfg = {"fixed_input_size": not self._takes_other_sizes(size)}
+        self.num_features = int(features.shape[1])
+        self.returns_vectors = features.ndim == 2
+        try:
+            fixed_size = self._try(size + max(32, size // 4)).shape[1] != self.num_features
+        except Exception:
+            fixed_size = True
+        self.pretrained_cfg = {"fixed_input_size": fixed_size}
 
     def _try(self, size: int) -> Any:
         was_training = self.module.training
         self.module.eval()
         try:
             with torch.no_grad():
-                place = next(self.module.parameters(), torch.empty(0)).device
-                return self.module(torch.zeros(2, 3, size, size, device=place))
+                device = next(self.module.parameters(), torch.empty(0)).device
+                return self.module(torch.zeros(2, 3, size, size, device=device))
         finally:
             self.module.train(was_training)
 
-    def _takes_other_sizes(self, size: int) -> bool:
-        try:
-            return (
-                isinstance(found := self._try(size + max(32, size // 4)), Tensor)
-                and found.shape[1] == self.num_features
-            )
-        except Exception:
-            return False
-
     def forward_features(self, x: Tensor) -> Tensor:
         """B×3×H×W → B×C×H×W; vectors become maps with one position."""
-        found: Tensor = self.module(x)
-        return found[..., None, None] if self.gives_vectors else found
+        features: Tensor = self.module(x)
+        return features[..., None, None] if self.returns_vectors else features
 
     def forward_head(self, x: Tensor, pre_logits: bool = True) -> Tensor:
         """B×C×H×W → B×C: the mean over positions; vectors are unchanged."""
@@ -392,7 +387,7 @@ def adapted(module: Any, size: int, name: str) -> nn.Module:
 
 def default_pooling(backbone: nn.Module) -> str:
     """GeM for feature maps; the backbone's own if it pools by itself or returns tokens."""
-    is_maps = isinstance(backbone, CustomBackbone) and not backbone.gives_vectors
+    is_maps = isinstance(backbone, CustomBackbone) and not backbone.returns_vectors
     return "gem" if is_maps else "native"
 
 
@@ -403,13 +398,15 @@ def build_outside(loaded: plugins.Loaded, size: int, options: Mapping[str, Any])
         return adapted(maker, size, loaded.short), CodeOrigin(loaded.short, loaded.sha256)
     if not callable(maker):
         raise ConfigError(f"backbone {loaded.short!r} is a {type(maker).__name__}: it must be a class or a function.")
-    arguments = plugins.options_of(maker)
-    known = {name: parameter for name, parameter in arguments.items() if name != "size" or "size" in options}
-    plugins.check_options(maker, options, f"backbone {loaded.short!r}", known)
-    told = {"size": size} if "size" in arguments and "size" not in options else {}
+    arguments = dict(plugins.options_of(maker))
+    own_size = {}
+    if "size" in arguments and "size" not in options:
+        own_size["size"] = size
+        del arguments["size"]
+    plugins.check_options(maker, options, f"backbone {loaded.short!r}", arguments)
     with plugins.errors_as_config(f"backbone {loaded.short!r}"):
-        made = maker(**options, **told)
-    return adapted(made, size, loaded.short), CodeOrigin(loaded.short, loaded.sha256, dict(options))
+        module = maker(**options, **own_size)
+    return adapted(module, size, loaded.short), CodeOrigin(loaded.short, loaded.sha256, dict(options))
 
 
 def rebuild(
@@ -426,20 +423,19 @@ def rebuild(
         ConfigError: it is neither given nor trusted, or it cannot be found.
     """
     if isinstance(backbone, nn.Module):
-        loaded = plugins.describe(backbone, "backbone")
+        built, now = build_outside(plugins.describe(backbone, "backbone"), size, {})
     else:
         name = backbone
         if name is None:
             file = folder / origin.reference.rpartition(":")[0]
-            beside = file.suffix == ".py" and file.is_file()
+            in_folder = file.suffix == ".py" and file.is_file()
             name = plugins.mark_untrusted(
-                plugins.absolute_reference(origin.reference, folder) if beside else origin.reference
+                plugins.absolute_reference(origin.reference, folder) if in_folder else origin.reference
             )
-        found = plugins.load("backbone", name)
-        if found is None:
+        loaded = plugins.load("backbone", name)
+        if loaded is None:
             raise ConfigError(f"{folder}: there is no backbone {name!r}. Install the package that provides it.")
-        loaded = found
-    built, now = build_outside(loaded, size, {} if isinstance(backbone, nn.Module) else origin.options)
+        built, now = build_outside(loaded, size, origin.options)
     if origin.sha256 and now.sha256 != origin.sha256:
         logger.warning(
             f"{folder}: the code of the backbone {origin.reference} has changed since the embedder was saved; its vectors may "

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ from recollect.models.backbones import (
     default_pooling,
 )
 from recollect.models.pooling import GeM, Head, UnitLength, make_pooling, unit
-from recollect.models.saving import EmbedderConfig, fetched_once, is_hub_address, load_embedder, save_embedder
+from recollect.models.saving import EmbedderConfig, hub_folder, is_hub_address, load_embedder, save_embedder
 from recollect.models.weight_files import obtain_weights
 from recollect.models.weights import Provenance, load_weights
 from recollect.models.whitening import Whitening
@@ -179,8 +179,8 @@ class Embedder(nn.Module):
         self.feature_dim = features
         self.dim = features if config.dim is None else config.dim
         self.multiple = backbones.patch_size(backbone)
-        about: Any = getattr(backbone, "pretrained_cfg", {})
-        self.takes_any_size = getattr(backbone, "dynamic_img_size", False) or not about.get("fixed_input_size", False)
+        cfg: Any = getattr(backbone, "pretrained_cfg", {})
+        self.takes_any_size = getattr(backbone, "dynamic_img_size", False) or not cfg.get("fixed_input_size", False)
         if config.batch_norm not in BATCH_NORM:
             raise ConfigError(f"batch_norm {config.batch_norm!r} is unknown: choose one of {', '.join(BATCH_NORM)}.")
         for module in self.modules():
@@ -249,14 +249,13 @@ class Embedder(nn.Module):
             )
         preprocessing = row.adapted_preprocessing(size, resize, interpolation, normalization)
         no_head = dim is None
-        chosen_dim = row.dim if dim == "default" else dim
         if not row.has_weights_file and weights not in (None, "none"):
             raise ConfigError(
                 f"{row.name} has no weights file, so {weights} cannot be loaded: remove the weights setting."
             )
-        # Found first, because a large network takes seconds to build.
-        wanted = row.has_weights_file and weights != "none"
-        path = obtain_weights(row, weights, download=download) if wanted else None
+        # Before the network is built, which takes seconds if it is large.
+        from_file = row.has_weights_file and weights != "none"
+        path = obtain_weights(row, weights, download=download) if from_file else None
         architecture, code = row.timm_id or row.name, None
         if row.outside is None:
             backbone = backbones.build_backbone(architecture, preprocessing.size)
@@ -275,7 +274,7 @@ class Embedder(nn.Module):
         config = EmbedderConfig(
             init=row.name,
             architecture=architecture,
-            dim=chosen_dim,
+            dim=row.dim if dim == "default" else dim,
             pooling=pooling or ("native" if no_head else row.pooling if code is None else default_pooling(backbone)),
             layer_norm=(row.layer_norm and not no_head) if layer_norm is None else layer_norm,
             l2_before_head=(row.l2_before_head and not no_head and not layer_norm)
@@ -306,8 +305,8 @@ class Embedder(nn.Module):
         if self.pooling is None:
             native: Tensor = self.backbone.forward_head(features, pre_logits=True)  # type: ignore[operator]
             return native
-        chosen: Tensor = self.pooling(features)
-        return chosen
+        pooled: Tensor = self.pooling(features)
+        return pooled
 
     def forward(self, images: Tensor | list[Tensor]) -> Tensor:
         """B×3×H×W, or a list of B images 3×H×W of any sizes → B×dim float32 vectors of length 1.
@@ -362,10 +361,8 @@ class Embedder(nn.Module):
         Nothing is frozen by this alone: see ``freeze``.
         """
         stages = self.stages()
-        place = cut(stages, upto)
-        policy = self.config.batch_norm
-        frozen, rest = Part(stages[:place], policy), Part(stages[place:], policy)
-        return frozen.train(self.training), rest.train(self.training)
+        count, policy = cut(stages, upto), self.config.batch_norm
+        return Part(stages[:count], policy).train(self.training), Part(stages[count:], policy).train(self.training)
 
     def between(self, after: str, upto: str) -> nn.Module:
         """The stages after ``after`` up to and including ``upto``: what ``split(upto)`` has and ``split(after)`` lacks."""
@@ -499,7 +496,7 @@ class Embedder(nn.Module):
             remaining = iter(images)
             blocks = iter(lambda: list(islice(remaining, 4 * batch_size)), [])
         count = len(images) if isinstance(images, Sized) else None
-        found = [torch.empty(0, self.feature_dim if before_head else self.dim)]
+        parts = [torch.empty(0, self.feature_dim if before_head else self.dim)]
         skipped: list[BadImage] = []
         policy = "skip" if callable(on_bad_image) else on_bad_image
         was_training = self.training
@@ -507,26 +504,25 @@ class Embedder(nn.Module):
         try:
             with ProgressLine("embedding", count) if progress else nullcontext() as line:
                 for block in blocks:
-                    start, last = sum(map(len, found)), None
-                    rows = torch.full((len(block), found[0].shape[1]), torch.nan)
-                    for places, batch in self._batches(block, start, batch_size, policy, workers, skipped):
-                        vectors = self._vectors(batch.to(self.device, non_blocking=True), scales, before_head)
-                        # Fetched after the next batch was started, so that a GPU never waits.
-                        if last is not None:
-                            rows[last[0]] = last[1].to("cpu", torch.float32)
-                        last = places, vectors
+                    rows = torch.full((len(block), parts[0].shape[1]), torch.nan)
+                    batches = self._batches(block, sum(map(len, parts)), batch_size, policy, workers, skipped)
+                    results = (
+                        (places, self._vectors(batch.to(self.device, non_blocking=True), scales, before_head))
+                        for places, batch in batches
+                    )
+                    # A result is fetched after the next batch was started, so that a GPU never waits.
+                    for (places, vectors), _ in pairwise(chain(results, [((), torch.empty(0))])):
+                        rows[places] = vectors.to("cpu", torch.float32)
                         if line is not None:
                             line.advance(len(places))
-                    if last is not None:
-                        rows[last[0]] = last[1].to("cpu", torch.float32)
-                    found.append(rows)
+                    parts.append(rows)
         finally:
             self.train(was_training)
         for bad in skipped if callable(on_bad_image) else ():
             on_bad_image(bad)  # type: ignore[operator]
         if skipped and not callable(on_bad_image):
             warnings.warn(bad_image_summary(skipped, "their rows are NaN"), stacklevel=2)
-        return found[1] if len(found) == 2 else torch.cat(found)
+        return parts[1] if len(parts) == 2 else torch.cat(parts)
 
     def _batches(
         self,
@@ -644,7 +640,7 @@ class Embedder(nn.Module):
                 files are downloaded once.
         """
         if is_hub_address(folder):
-            folder = fetched_once(str(folder), download)
+            folder = hub_folder(str(folder), download=download)[0]
         with plugins.trusting() if trust else nullcontext():
             embedder = load_embedder(cls, Path(folder), backbone)
         return embedder if device is None else embedder.to(device)

@@ -9,7 +9,6 @@ Resize does not round as Pillow does.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import shutil
@@ -160,9 +159,6 @@ def _write(embedder: Embedder, path: Path) -> None:
     axes: dict[int, str] = {0: "images"}
     if embedder.preprocessing.resize is None:
         axes |= {2: "height", 3: "width"}
-    options: dict[str, Any] = {}
-    if "dynamo" in inspect.signature(torch.onnx.export).parameters:
-        options["dynamo"] = False  # the tracing exporter needs no package beyond onnx
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # tracing warns about every Python branch; the parity check decides
         torch.onnx.export(
@@ -173,7 +169,7 @@ def _write(embedder: Embedder, path: Path) -> None:
             output_names=["embedding"],
             dynamic_axes={"pixels": axes, "embedding": {0: "images"}},
             opset_version=OPSET,
-            **options,
+            dynamo=False,  # the tracing exporter needs no package beyond onnx
         )
 
 

@@ -124,16 +124,10 @@ def make_pooling(
         raise ConfigError(
             'pooling "cls" needs a class token, which this model does not have: choose "native" or "avg".'
         )
-    made: nn.Module
-    if name == "gem":
-        made = GeM(p, learned=learn_p)
-    elif name == "avg":
-        made = AveragePool(prefix_tokens)
-    elif name == "max":
-        made = MaxPool()
-    else:
-        made = ClassToken()
-    return ChannelsFirst(made) if kind == "maps-last" else made
+    if name == "cls":
+        return ClassToken()
+    pooling = GeM(p, learned=learn_p) if name == "gem" else AveragePool(prefix_tokens) if name == "avg" else MaxPool()
+    return ChannelsFirst(pooling) if kind == "maps-last" else pooling
 
 
 def _maps(features: Tensor, name: str) -> Tensor:

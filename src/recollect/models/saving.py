@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ from recollect.common.files import atomic_write, new_folder, write_json
 from recollect.common.images import Preprocessing
 from recollect.common.reading import read_json, sha256
 from recollect.models.backbones import CodeOrigin, build_backbone, rebuild
-from recollect.models.weights import Provenance, fill_strictly, read_tensors, refuse_torn, say_licence
+from recollect.models.weights import Provenance, fill_strictly, read_tensors, say_licence
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -80,12 +81,22 @@ def save_embedder(embedder: Any, folder: Path, *, overwrite: bool = False) -> No
     Raises:
         DataError: the folder already contains an embedder and ``overwrite`` is not set.
     """
+    from safetensors.torch import save
+
     refuse_saved(folder, overwrite)
-    if folder.is_dir():
-        _write_both(embedder, folder)
-        return
-    with new_folder(folder) as part:
-        _write_both(embedder, part)
+    with nullcontext(folder) if folder.is_dir() else new_folder(folder) as target:
+        tensors = {key: value.detach().cpu().contiguous() for key, value in embedder.state_dict().items()}
+        with atomic_write(target / TENSORS) as file:
+            file.write(save(tensors, metadata={"format": "pt"}))
+        description = {
+            "format": FORMAT,
+            "recollect": __version__,
+            "torch": torch.__version__,
+            "dim": embedder.dim,
+            "embedder": config_as_dict(embedder.config),
+            "sha256": {TENSORS: sha256(target / TENSORS)},
+        }
+        write_json(target / DESCRIPTION, description)
 
 
 def refuse_saved(folder: Path, overwrite: bool = False) -> None:
@@ -100,23 +111,6 @@ def refuse_saved(folder: Path, overwrite: bool = False) -> None:
             f"{folder}: already contains {' and '.join(existing)}. Choose another folder, or overwrite them "
             "(--overwrite; in Python overwrite=True)."
         )
-
-
-def _write_both(embedder: Any, folder: Path) -> None:
-    from safetensors.torch import save
-
-    tensors = {key: value.detach().cpu().contiguous() for key, value in embedder.state_dict().items()}
-    with atomic_write(folder / TENSORS) as file:
-        file.write(save(tensors, metadata={"format": "pt"}))
-    description = {
-        "format": FORMAT,
-        "recollect": __version__,
-        "torch": torch.__version__,
-        "dim": embedder.dim,
-        "embedder": config_as_dict(embedder.config),
-        "sha256": {TENSORS: sha256(folder / TENSORS)},
-    }
-    write_json(folder / DESCRIPTION, description)
 
 
 def load_embedder(
@@ -143,9 +137,10 @@ def load_embedder(
         description = read_json(folder / DESCRIPTION, dict)
     except DataError as error:
         raise WeightsError(str(error)) from error
-    if (found := description.get("format")) != FORMAT:
+    if description.get("format") != FORMAT:
         raise WeightsError(
-            f"{folder / DESCRIPTION}: format {found!r} cannot be read; this version of recollect reads {FORMAT}."
+            f"{folder / DESCRIPTION}: format {description.get('format')!r} cannot be read; this version of recollect "
+            f"reads {FORMAT}."
         )
     try:
         values = description["embedder"]
@@ -158,7 +153,6 @@ def load_embedder(
         raise WeightsError(f"{folder / DESCRIPTION}: incomplete, or written by another version ({error}).") from error
     if not (folder / TENSORS).is_file():
         raise WeightsError(f"{folder}: {TENSORS} is missing; copy it from where the embedder was saved.")
-    refuse_torn(folder / TENSORS)  # a checksum of a file of any size could take for ever
     if sha256(folder / TENSORS) != expected:
         raise WeightsError(
             f"{folder / TENSORS}: not the file that {DESCRIPTION} was written with (its SHA-256 differs). Copy both "
@@ -215,12 +209,12 @@ def parse_address(text: str) -> HubAddress:
     Raises:
         ConfigError: anything else.
     """
-    found = _ADDRESS.fullmatch(text.removeprefix(PREFIX))
-    if found is None or ".." in text:
+    match = _ADDRESS.fullmatch(text.removeprefix(PREFIX))
+    if match is None or ".." in text:
         raise ConfigError(
             f"{text[:200]!r} is not an address of the Hub: write hf://user/name or hf://user/name@revision."
         )
-    return HubAddress(found["repository"], found["revision"] or "main")
+    return HubAddress(match["repository"], match["revision"] or "main")
 
 
 def endpoint() -> str | None:
@@ -228,68 +222,49 @@ def endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
-def hub_folder(address: str, *, download: bool) -> tuple[Path, str]:
-    """The folder with an embedder's two files, and its address with the commit that was found.
+def hub_folder(address: str, *, download: bool | None) -> tuple[Path, str]:
+    """The folder with an embedder's two files, and its address with their commit.
 
     Args:
         address: ``hf://user/name``, possibly with ``@revision``.
-        download: download missing or newer files; if False, the network is not used.
+        download: download missing or newer files; if False, the network is not used; if None, only for missing files.
 
     Raises:
         WeightsError: it is not on this machine and ``download`` is False, cannot be reached, or is too large.
         MissingExtraError: ``huggingface_hub`` is not installed.
     """
-    wanted = parse_address(address)
+    if download is None:
+        try:
+            return hub_folder(address, download=False)
+        except WeightsError:
+            return hub_folder(address, download=True)
+    source = parse_address(address)
     hub = require("huggingface_hub", "hub", "a model of the Hugging Face Hub")
     try:
-        if download:
-            places = _fetched(hub, wanted)
-        else:
-            places = [
-                Path(hub.hf_hub_download(wanted.repository, name, revision=wanted.revision, local_files_only=True))
-                for name in LIMITS
-            ]
+        paths: list[Path] = []
+        revision = source.revision
+        for name, limit in LIMITS.items():
+            if download:
+                url = hub.hf_hub_url(source.repository, name, revision=revision, endpoint=endpoint())
+                size = hub.get_hf_file_metadata(url, endpoint=endpoint()).size
+                if size is None or size > limit:
+                    actual = "has an unknown size" if size is None else f"has {size:,} bytes"
+                    raise WeightsError(f"{source}: {name} {actual}; the limit is {limit:,} bytes.")
+            options = {"endpoint": endpoint(), "library_name": "recollect", "local_files_only": not download}
+            paths.append(Path(hub.hf_hub_download(source.repository, name, revision=revision, **options)))
+            if download:
+                revision = paths[0].parent.name  # the commit, so that the second file belongs to the first
     except WeightsError:
         raise
     except Exception as error:  # a library that uses the network raises too many kinds to list
         if not download:
             raise WeightsError(
-                f"{wanted} is not on this machine: download it with --download (in Python Embedder.load({str(wanted)!r}))."
+                f"{source} is not on this machine: download it with --download (in Python Embedder.load({str(source)!r}))."
             ) from error
-        raise WeightsError(f"{wanted} cannot be downloaded: {in_one_line(error)}") from error
-    folder = places[0].parent
-    if any(place.parent != folder for place in places):
+        raise WeightsError(f"{source} cannot be downloaded: {in_one_line(error)}") from error
+    folder = paths[0].parent
+    if any(path.parent != folder for path in paths):
         raise WeightsError(
-            f"{wanted}: its files on this machine are from two commits: download it again with --download."
+            f"{source}: its files on this machine are from two commits: download it again with --download."
         )
-    return folder, str(HubAddress(wanted.repository, folder.name))
-
-
-def fetched_once(address: str, download: bool | None) -> Path:
-    """``hub_folder``; with ``download=None``, missing files are downloaded."""
-    if download is not None:
-        return hub_folder(address, download=download)[0]
-    try:
-        return hub_folder(address, download=False)[0]
-    except WeightsError:
-        return hub_folder(address, download=True)[0]
-
-
-def _fetched(hub: Any, wanted: HubAddress) -> list[Path]:
-    places: list[Path] = []
-    revision = wanted.revision
-    for name, limit in LIMITS.items():
-        url = hub.hf_hub_url(wanted.repository, name, revision=revision, endpoint=endpoint())
-        size = hub.get_hf_file_metadata(url, endpoint=endpoint()).size
-        if size is None or size > limit:
-            said = "has an unknown size" if size is None else f"has {size:,} bytes"
-            raise WeightsError(f"{wanted}: {name} {said}; the limit is {limit:,} bytes.")
-        places.append(
-            Path(
-                hub.hf_hub_download(
-                    wanted.repository, name, revision=revision, endpoint=endpoint(), library_name="recollect"
-                )
-            )
-        )
-        revision = places[0].parent.name  # the commit, so that the second file belongs to the first
-    return places
+    return folder, str(HubAddress(source.repository, folder.name))

@@ -37,8 +37,8 @@ def find_weights(init: Initialization, folder: Path | None = None) -> Path | Non
     if (bundled := _bundled(init)) is not None:
         return bundled
     for place in _folders():
-        if (found := _search(place, init)) is not None:
-            return found
+        if (path := _search(place, init)) is not None:
+            return path
     return _in_hub_cache(init)
 
 
@@ -56,11 +56,11 @@ def obtain_weights(init: Initialization, weights: str | Path | None, *, download
             raise WeightsError(f"{path}: no such weights file or folder. Name the file with --weights PATH.")
         if (path / "embedder.json").is_file():
             raise WeightsError(f"{path}: a saved embedder, not a weights file. Open it with Embedder.load.")
-        found, places = find_weights(init, path), [path]
+        file, places = find_weights(init, path), [path]
     else:
-        found, places = find_weights(init), _folders()
-    if found is not None:
-        return found
+        file, places = find_weights(init), _folders()
+    if file is not None:
+        return file
     if download:
         return _download(init)
     names = ", ".join(init.files[:2] or init.file_names()[:1])
@@ -82,8 +82,8 @@ def check_digest(path: Path, digest: str, expected: str | None) -> None:
 
 
 def _folders() -> list[Path]:
-    named = os.environ.get(FOLDER_VARIABLE)
-    return ([Path(named).expanduser()] if named else []) + [weights_folder()]
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return ([Path(folder).expanduser()] if folder else []) + [weights_folder()]
 
 
 def _search(folder: Path, init: Initialization) -> Path | None:
@@ -107,31 +107,27 @@ def _in_hub_cache(init: Initialization) -> Path | None:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(init.hub, init.hub_file)
-    return Path(found) if isinstance(found, str) and Path(found).is_file() else None
+    path = try_to_load_from_cache(init.hub, init.hub_file)
+    return Path(path) if isinstance(path, str) and Path(path).is_file() else None
 
 
 def _download(init: Initialization) -> Path:
-    if init.hub is not None:
-        return _from_hub(init, init.hub)
-    if init.url is not None:
+    if init.hub is None and init.url is not None:
         return fetch(init.url, weights_folder() / init.url.rsplit("/", 1)[1], init.sha256)
-    raise WeightsError(
-        f"{init.name} has no address for a safe download. Get {init.files[0] if init.files else 'its file'} from "
-        f"{init.page} and give it with --weights PATH."
-    )
-
-
-def _from_hub(init: Initialization, repository: str) -> Path:
+    if init.hub is None:
+        raise WeightsError(
+            f"{init.name} has no address for a safe download. Get {init.files[0] if init.files else 'its file'} from "
+            f"{init.page} and give it with --weights PATH."
+        )
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     try:
-        path = Path(hf_hub_download(repository, init.hub_file))
+        path = Path(hf_hub_download(init.hub, init.hub_file))
         # For large files the hub's etag is the SHA-256 of the content; short etags belong to git objects.
-        etag = get_hf_file_metadata(hf_hub_url(repository, init.hub_file)).etag
+        etag = get_hf_file_metadata(hf_hub_url(init.hub, init.hub_file)).etag
     except Exception as error:  # the hub's client raises its own classes, requests' and the socket's
         raise WeightsError(
-            f"{init.name}: downloading {init.hub_file} of {repository} failed ({type(error).__name__}: {error}). "
+            f"{init.name}: downloading {init.hub_file} of {init.hub} failed ({type(error).__name__}: {error}). "
             "Check the connection, or download the file elsewhere and give it with --weights PATH."
         ) from error
     if etag is not None and len(etag) == 64:

@@ -20,7 +20,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,8 @@ from recollect.models.weight_files import check_digest
 from recollect.models.zoo import Initialization, is_timm_tag
 
 State = dict[str, Tensor]
-
-
-@dataclass
-class Converted:
-    """Tensors by timm's names, and separately the classifier of the file."""
-
-    tensors: State
-    head: State = field(default_factory=dict)
+Converted = tuple[State, State]
+"""Tensors by timm's names, and separately the classifier of the file."""
 
 
 @dataclass(frozen=True)
@@ -56,28 +50,19 @@ class Layout:
 
 def recognise(keys: Mapping[str, object]) -> Layout:
     """The layout whose anchor keys are all present; timm's own when none is."""
-    for layout in LAYOUTS:
-        if set(layout.anchors) <= keys.keys():
-            break
-    return layout
+    return next(layout for layout in LAYOUTS if set(layout.anchors) <= keys.keys())
 
 
 def _rename(state: Mapping[str, Tensor], rules: list[tuple[str, str]], drop: str, head: str) -> Converted:
     """Apply the first matching rule to each key; ``drop`` and ``head`` are patterns of keys to leave out."""
-    converted = Converted({})
+    tensors, classifier = {}, {}
     for key, value in state.items():
-        if re.match(drop, key):
-            continue
         if re.match(head, key):
-            converted.head[key] = value
-            continue
-        for pattern, replacement in rules:
-            renamed, hits = re.subn(pattern, replacement, key)
-            if hits:
-                key = renamed
-                break
-        converted.tensors[key] = value
-    return converted
+            classifier[key] = value
+        elif not re.match(drop, key):
+            renamed = (re.sub(pattern, names, key) for pattern, names in rules if re.search(pattern, key))
+            tensors[next(renamed, key)] = value
+    return tensors, classifier
 
 
 _NEVER = r"(?!)"
@@ -102,12 +87,11 @@ _CLIP_RULES = [
 
 def _clip(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
     # The projection to the text space is CLIP's head; the paper puts its own linear layer on the [CLS] token.
-    converted = _rename(state, _CLIP_RULES, drop=_CLIP_TEXT, head=r"visual\.proj$")
-    tensors = converted.tensors
+    tensors, head = _rename(state, _CLIP_RULES, drop=_CLIP_TEXT, head=r"visual\.proj$")
     tensors["cls_token"] = tensors["cls_token"].reshape(1, 1, -1)
     if "pos_embed" in tensors and tensors["pos_embed"].ndim == 2:
         tensors["pos_embed"] = tensors["pos_embed"][None]
-    return converted
+    return tensors, head
 
 
 _BLOCK = r"^encoder\.layers\.(?:encoder_)?layer_(\d+)\."
@@ -125,11 +109,11 @@ _TORCHVISION_VIT_RULES = [
 
 
 def _torchvision_vit(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
-    converted = _rename(state, _TORCHVISION_VIT_RULES, drop=_NEVER, head=r"heads?\.")
-    positions = converted.tensors["pos_embed"]
+    tensors, head = _rename(state, _TORCHVISION_VIT_RULES, drop=_NEVER, head=r"heads?\.")
+    positions = tensors["pos_embed"]
     if positions.ndim == 3 and positions.shape[1] == 1:  # SWAG keeps positions first: S×1×D
-        converted.tensors["pos_embed"] = positions.transpose(0, 1)
-    return converted
+        tensors["pos_embed"] = positions.transpose(0, 1)
+    return tensors, head
 
 
 def _dinov2(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
@@ -147,27 +131,22 @@ def _caffe_resnet(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted
     return _rename(state, _CAFFE_RULES, drop=_NEVER, head=_NEVER)
 
 
+_LITE_RULES = [(r"^_conv_(stem|head)\.", r"conv_\1."), (r"^_bn0\.", "bn1."), (r"^_bn1\.", "bn2.")]
+_LITE_BLOCK = {"depthwise_conv": "conv_dw", "bn1": "bn1", "project_conv": "conv_pw", "bn2": "bn2"}
+# A block without expansion has no _bn0, and timm counts only the existing norms.
+_LITE_EXPANDED = {
+    "expand_conv": "conv_pw", "bn0": "bn1", "depthwise_conv": "conv_dw", "bn1": "bn2", "project_conv": "conv_pwl",
+    "bn2": "bn3",
+}  # fmt: skip
+
+
 def _efficientnet_lite(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
     # The original numbers all blocks consecutively; timm numbers them within stages.
     flat = [f"{stage}.{block}" for stage, blocks in enumerate(backbone.blocks) for block in range(len(blocks))]  # type: ignore[arg-type]
-    expanded = {name: f"_blocks.{number}._expand_conv.weight" in state for number, name in enumerate(flat)}
-    rules = [
-        (r"^_conv_stem\.", "conv_stem."),
-        (r"^_bn0\.", "bn1."),
-        (r"^_conv_head\.", "conv_head."),
-        (r"^_bn1\.", "bn2."),
-    ]
+    rules = [*_LITE_RULES]
     for number, name in enumerate(flat):
-        prefix = rf"^_blocks\.{number}\._"
-        # A block without expansion has no _bn0, and timm counts only the existing norms.
-        names = ["conv_pw", "bn1", "conv_dw", "bn2", "conv_pwl", "bn3"]
-        originals = ["expand_conv", "bn0", "depthwise_conv", "bn1", "project_conv", "bn2"]
-        if not expanded[name]:
-            names, originals = ["conv_dw", "bn1", "conv_pw", "bn2"], originals[2:]
-        rules += [
-            (rf"{prefix}{original}\.", f"blocks.{name}.{ours}.")
-            for original, ours in zip(originals, names, strict=True)
-        ]
+        names = _LITE_EXPANDED if f"_blocks.{number}._expand_conv.weight" in state else _LITE_BLOCK
+        rules += [(rf"^_blocks\.{number}\._{theirs}\.", f"blocks.{name}.{ours}.") for theirs, ours in names.items()]
     return _rename(state, rules, drop=_NEVER, head=r"_fc\.")
 
 
@@ -189,20 +168,17 @@ _JAX_KINDS = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 def _jax_vit(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
     plain = {key.removeprefix("opt/target/"): value for key, value in state.items()}
-    renamed = _rename(plain, _JAX_RULES, drop=r"pre_logits/", head=r"head/")
-    converted = Converted({})
-    if "head/kernel" in renamed.head:
-        converted.head["head.weight"] = renamed.head["head/kernel"].T
-    for key, value in renamed.tensors.items():
+    renamed, head = _rename(plain, _JAX_RULES, drop=r"pre_logits/", head=r"head/")
+    tensors: State = {}
+    for key, value in renamed.items():
         name, slash, kind = key.rpartition("/")
         if slash and kind in _JAX_KINDS:
             key, value = f"{name}.{_JAX_KINDS[kind]}", _from_flax(name, kind, value)
-        converted.tensors[key] = value
-    tensors = converted.tensors
+        tensors[key] = value
     for key in [key for key in tensors if ".attn.query." in key]:
         parts = [tensors.pop(key.replace("query", which), None) for which in ("query", "key", "value")]
         tensors[key.replace("query", "qkv")] = torch.cat([part for part in parts if part is not None])
-    return converted
+    return tensors, {"head.weight": head["head/kernel"].T} if "head/kernel" in head else {}
 
 
 def _from_flax(name: str, kind: str, value: Tensor) -> Tensor:
@@ -219,12 +195,9 @@ def _timm(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
     cfg = getattr(backbone, "pretrained_cfg", None) or {}
     classifier = cfg.get("classifier") or ()
     names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    own = backbone.state_dict()
-    converted = Converted({})
-    for key, value in state.items():
-        is_head = key not in own and any(key in (f"{name}.weight", f"{name}.bias") for name in names)
-        (converted.head if is_head else converted.tensors)[key] = value
-    return converted
+    heads = {f"{name}.{kind}" for name in names for kind in ("weight", "bias")} - backbone.state_dict().keys()
+    head = {key: value for key, value in state.items() if key in heads}
+    return {key: value for key, value in state.items() if key not in heads}, head
 
 
 LAYOUTS = (
@@ -242,7 +215,7 @@ LAYOUTS = (
 
 PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".torch")
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
-_NAMES_SHOWN = 6
+_NAMES_LISTED = 6
 
 # Counters that BatchNorm keeps for a rarely used momentum setting; old files do not have them.
 _COUNTER = "num_batches_tracked"
@@ -261,24 +234,6 @@ class Provenance:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as written into ``embedder.json``."""
         return asdict(self)
-
-
-def refuse_torn(path: Path) -> None:
-    """Refuse a ``.safetensors`` file that is shorter or longer than its header says, without reading its tensors.
-
-    Raises:
-        WeightsError: it is, or it is something else.
-    """
-    from safetensors import safe_open
-
-    try:
-        os.close(open_regular(path))  # a pipe would be waited for
-        with safe_open(path, "pt"):
-            pass
-    except Exception as error:  # see read_tensors
-        raise WeightsError(
-            f"{path}: not a whole file of weights ({in_one_line(error)}). Copy it again from where it was saved."
-        ) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -301,9 +256,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             return {name: torch.from_numpy(np.asarray(array)) for name, array in read_npz(path).items()}
         if suffix in PICKLED:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # about other pickle protocols and TorchScript; both raise an error below
+                warnings.simplefilter("ignore")  # other pickle protocols and TorchScript raise an error below
                 return _unwrap(read_torch(path), path)
     except WeightsError:
         raise
@@ -315,9 +268,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             ) from error
         raise WeightsError(f"{error} A TorchScript archive has to be saved again as a state dict.") from error
     except Exception as error:  # damaged archives fail in zip, struct, json, safetensors or torch code
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(
-            f"{path}: cannot be read as weights ({detail}). A TorchScript archive has to be saved again as a "
+            f"{path}: cannot be read as weights ({in_one_line(error)}). A TorchScript archive has to be saved again as a "
             "state dict."
         ) from error
     raise WeightsError(
@@ -344,9 +296,8 @@ def load_weights(backbone: nn.Module, path: Path, init: Initialization) -> Prove
         )
     if layout.name == "timm" and is_timm_tag(init.name):
         state = _timm_filter(state, backbone)
-    converted = layout.convert(state, backbone)
-    _check_head(path, converted.head, init)
-    tensors = dict(converted.tensors)
+    tensors, head = layout.convert(state, backbone)
+    _check_head(path, head, init)
     if "pos_embed" in tensors:
         tensors["pos_embed"] = _resample_positions(tensors["pos_embed"], backbone)
     fill_strictly(backbone, tensors, f"{path} (layout {layout.name})", init.name)
@@ -374,8 +325,8 @@ def fill_strictly(module: nn.Module, tensors: Mapping[str, Tensor], source: str,
     if wrong:
         problems = ""
         for what, names in wrong.items():
-            more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-            problems += f" {len(names)} {what}: {', '.join(names[:_NAMES_SHOWN])}{more}."
+            more = f" and {len(names) - _NAMES_LISTED} more" if len(names) > _NAMES_LISTED else ""
+            problems += f" {len(names)} {what}: {', '.join(names[:_NAMES_LISTED])}{more}."
         raise WeightsError(f"{source}: does not fit {model}.{problems} Nothing was loaded.")
     with torch.no_grad():
         for key in own.keys() & tensors.keys():
@@ -437,13 +388,13 @@ def _resample_positions(positions: Tensor, backbone: nn.Module) -> Tensor:
     return resampled
 
 
-_said: set[str] = set()
+_announced: set[str] = set()
 
 
 def say_licence(name: str, licence: str, non_commercial: bool) -> None:
     """Print a non-commercial licence, once per process and model."""
-    if non_commercial and name not in _said:
-        _said.add(name)
+    if non_commercial and name not in _announced:
+        _announced.add(name)
         print(f"recollect: the weights of {name} are licensed {licence}: not for commercial use.", file=sys.stderr)
 
 

@@ -157,8 +157,8 @@ def whitening_from_classes(descriptors: Tensor, labels: Tensor, shrinkage: float
 
     Example:
         >>> x = torch.tensor([[0.0, 0.0], [0.0, 2.0], [4.0, 0.0], [4.0, 2.0]])
-        >>> found = whitening_from_classes(x, torch.tensor([0, 0, 1, 1]), shrinkage=0.5)
-        >>> found.projection.abs().argmax(dim=1).tolist()  # between the classes first, within them last
+        >>> whitening = whitening_from_classes(x, torch.tensor([0, 0, 1, 1]), shrinkage=0.5)
+        >>> whitening.projection.abs().argmax(dim=1).tolist()  # between the classes first, within them last
         [0, 1]
     """
     return class_statistics(descriptors, labels).whitening(shrinkage)
@@ -224,17 +224,14 @@ def pairs_of_classes(labels: Tensor, max_pairs: int = 200_000, seed: int = 0) ->
         raise InputError("no class has two images, so there are no pairs to learn whitening from; use PCA whitening.")
     # Pairs are numbered class by class and only the chosen numbers are turned into rows: a class of 10,000 images has
     # 50 million.
-    numbers = torch.arange(total) if total <= max_pairs else torch.tensor(_sample(total, max_pairs, seed))
+    sample = range(total) if total <= max_pairs else sorted(random.Random(seed).sample(range(total), max_pairs))
+    numbers = torch.tensor(sample)
     ends = pairs.cumsum(0)
     which = torch.searchsorted(ends, numbers, right=True)
     k, m = numbers - (ends - pairs)[which], sizes[which]
     i = (((2 * m - 1) - ((2 * m - 1).double().square() - 8 * k.double()).sqrt()) / 2).floor().long()
     before = i * (2 * m - i - 1) // 2  # pairs whose first image comes before i
     return rows[first[which] + i], rows[first[which] + k - before + i + 1]
-
-
-def _sample(total: int, count: int, seed: int) -> list[int]:
-    return sorted(random.Random(seed).sample(range(total), count))
 
 
 def _checked(descriptors: Tensor) -> Tensor:

@@ -143,8 +143,7 @@ class Initialization:
     def file_names(self) -> tuple[str, ...]:
         """Every file name to search for: the original names, and ``<name>`` or ``<timm id>`` with a known suffix."""
         stems = [self.name] + ([self.timm_id] if self.timm_id and "." in self.timm_id else [])
-        made = [stem + suffix for stem in stems for suffix in WEIGHT_SUFFIXES]
-        return tuple(dict.fromkeys([*self.files, *made]))
+        return tuple(dict.fromkeys([*self.files, *(stem + suffix for stem in stems for suffix in WEIGHT_SUFFIXES)]))
 
 
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".torch", ".npz")
@@ -240,8 +239,8 @@ def _open_clip_file(name: str) -> dict[str, object]:
 def _diht_file(stem: str, digest: str) -> dict[str, object]:
     file = f"{stem}_{digest}.ckpt"
     # The published name of the B/32 file has 63 digits instead of 64, so it cannot be checked.
-    known = digest if len(digest) == 64 else None
-    return {"files": (file, f"{stem}.ckpt"), "url": f"{_META_FILES}diht/{file}", "sha256": known}
+    sha256 = digest if len(digest) == 64 else None
+    return {"files": (file, f"{stem}.ckpt"), "url": f"{_META_FILES}diht/{file}", "sha256": sha256}
 
 
 def _tiny(name: str, architecture: str, parameters: int) -> Initialization:
@@ -389,10 +388,10 @@ def _from_timm(tag: str) -> Initialization:
 
     timm = timm_library()
     name, dot, _ = tag.partition(".")
-    known = timm.list_pretrained(f"{name}.*")
-    if not dot or tag not in known:
-        if known:
-            raise ConfigError(f"timm:{tag} does not name weights. Give the full tag, one of: {', '.join(known[:12])}.")
+    tags = timm.list_pretrained(f"{name}.*")
+    if not dot or tag not in tags:
+        if tags:
+            raise ConfigError(f"timm:{tag} does not name weights. Give the full tag, one of: {', '.join(tags[:12])}.")
         raise ConfigError(f"timm {timm.__version__} has no model {name!r}: see timm.list_pretrained().")
     import torch
 
