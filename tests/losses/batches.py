@@ -1,4 +1,4 @@
-"""Hypothesis strategies for batches: sizes, class shapes, how well classes are separated, ties."""
+"""Batches for the tests of losses, a Hypothesis strategy for them, and the comparison of two losses with gradients."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
+
+
+def unit(count: int, dim: int, seed: int = 0) -> Tensor:
+    """``count`` random vectors of length 1, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return normalize(torch.randn(count, dim, dtype=torch.float64, generator=generator), dim=1)
 
 
 @dataclass
@@ -40,8 +46,8 @@ def value_and_grads(loss, *tensors: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Run ``loss`` on fresh leaves of the floating tensors; its value and their gradients."""
     leaves = [t.detach().clone().requires_grad_() if t.is_floating_point() else t for t in tensors]
     value = loss(*leaves)
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    return value.detach(), list(torch.autograd.grad(value, wanted, allow_unused=True, materialize_grads=True))
+    inputs = [leaf for leaf in leaves if leaf.requires_grad]
+    return value.detach(), list(torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True))
 
 
 def assert_same(fast, slow, tolerance: float = 1e-10) -> None:

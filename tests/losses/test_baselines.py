@@ -1,4 +1,4 @@
-"""Tests of ``losses/metric_learning.py``."""
+"""The baselines and the memory of earlier batches, against pytorch-metric-learning itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recollect.common.errors import ConfigError, InputError, MissingExtraError
+from recollect.common.errors import InputError, MissingExtraError
 from recollect.losses import create
 from recollect.losses.cross_batch_memory import CrossBatchMemory
 
@@ -119,33 +119,19 @@ def compare(case: Case, references: bool) -> None:
 @pytest.mark.parametrize("case", EVERY, ids=ids(EVERY))
 def test_equals_the_library(case: Case) -> None:
     compare(case, references=False)
+    if case in TAKE_REFERENCES:
+        compare(case, references=True)
 
 
 @pytest.mark.parametrize("case", TAKE_REFERENCES, ids=ids(TAKE_REFERENCES))
-def test_equals_the_library_with_a_reference_set(case: Case) -> None:
-    compare(case, references=True)
-
-
-@pytest.mark.parametrize("case", TAKE_REFERENCES, ids=ids(TAKE_REFERENCES))
-def test_the_batch_as_its_own_reference_set_leaves_self_pairs_out(case: Case) -> None:
-    loss = create(case[0], **case[1])
-    E = unit(len(LABELS), 1)
+def test_which_sets_are_one(case: Case) -> None:
+    """The batch as its own reference set leaves pairs with itself out; one tensor as both labels does not make two sets one."""
+    loss, E, R = create(case[0], **case[1]), unit(len(LABELS), 1), unit(len(LABELS), 2)
     values = []
-    for arguments in ((E, LABELS), (E, LABELS, E, LABELS)):
+    for arguments in ((), (E, LABELS), (R, LABELS), (R, LABELS.clone())):
         torch.manual_seed(0)
-        values.append(loss(*arguments))
-    assert values[0] == values[1]
-
-
-@pytest.mark.parametrize("case", TAKE_REFERENCES, ids=ids(TAKE_REFERENCES))
-def test_one_tensor_as_both_labels_does_not_make_the_sets_one(case: Case) -> None:
-    loss = create(case[0], **case[1])
-    E, R = unit(len(LABELS), 1), unit(len(LABELS), 2)
-    values = []
-    for ref_labels in (LABELS, LABELS.clone()):
-        torch.manual_seed(0)
-        values.append(loss(E, LABELS, R, ref_labels))
-    assert values[0] == values[1]
+        values.append(loss(E, LABELS, *arguments).item())
+    assert values[0] == values[1] != values[2] == values[3]
 
 
 @pytest.mark.parametrize("case", BATCH_ONLY, ids=ids(BATCH_ONLY))
@@ -178,25 +164,8 @@ def test_own_parameters_reach_the_optimizer(name: str) -> None:
     assert other(unit(12, 1), LABELS) == mine
 
 
-DETERMINISTIC = [case for case in EVERY if case[0] != "margin"]
-
-
-@pytest.mark.parametrize("case", DETERMINISTIC, ids=ids(DETERMINISTIC))
-def test_permuting_the_batch_permutes_the_gradient(case: Case) -> None:
-    loss = create(case[0], **case[1])
-    order = torch.randperm(len(LABELS))
-    E = unit(len(LABELS), 1).requires_grad_()
-    shuffled = E.detach()[order].requires_grad_()
-    value, other = loss(E, LABELS), loss(shuffled, LABELS[order])
-    value.backward()
-    other.backward()
-    torch.testing.assert_close(other, value, rtol=0, atol=1e-10)
-    assert E.grad is not None
-    torch.testing.assert_close(shuffled.grad, E.grad[order], rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("case", EVERY, ids=ids(EVERY))
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_types(case: Case, dtype: torch.dtype) -> None:
     loss = create(case[0], **case[1])
     E = unit(len(LABELS), 1).to(dtype).requires_grad_()
@@ -212,16 +181,6 @@ def test_types(case: Case, dtype: torch.dtype) -> None:
     assert value.item() == pytest.approx(loss(E.detach().double(), LABELS).item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("case", EVERY, ids=ids(EVERY))
-def test_labels_may_be_any_integers(case: Case) -> None:
-    loss, E = create(case[0], **case[1]), unit(len(LABELS), 1)
-    values = []
-    for dtype in (torch.int64, torch.int8, torch.uint16, torch.uint32, torch.uint64):
-        torch.manual_seed(0)
-        values.append(loss(E, LABELS.to(dtype)).item())
-    assert values == values[:1] * 5
-
-
 @pytest.mark.parametrize("case", TAKE_REFERENCES + BATCH_ONLY[:1], ids=ids(TAKE_REFERENCES + BATCH_ONLY[:1]))
 def test_batch_of_singletons_is_zero_with_a_zero_gradient(case: Case) -> None:
     loss = create(case[0], **case[1])
@@ -234,55 +193,12 @@ def test_batch_of_singletons_is_zero_with_a_zero_gradient(case: Case) -> None:
     assert not E.grad.any()
 
 
-@pytest.mark.parametrize("name", ["norm_softmax", "proxy_nca", "proxy_anchor", "arcface", "cosface"])
-def test_class_vectors_train_on_singletons(name: str) -> None:
-    E = unit(CLASSES, 1).requires_grad_()
-    value = create(name, **SIZES)(E, torch.arange(CLASSES))
-    value.backward()
-    assert value > 0
-    assert E.grad is not None
-    assert E.grad.any()
-
-
-def test_one_class_alone_is_answered() -> None:
-    for name, options, *_ in EVERY:
-        value = create(name, **options)(unit(4, 1).requires_grad_(), torch.zeros(4).long())
-        value.backward()
-        assert value.isfinite()
-
-
 def test_bad_input() -> None:
     arcface = create("arcface", **SIZES)
     with pytest.raises(InputError, match=r"0 to 5 .*0 to 6"):
         arcface(unit(2, 1), torch.tensor([0, 6]))
-    with pytest.raises(InputError, match="labels from -1"):
-        arcface(unit(2, 1), torch.tensor([-1, 0]))
     with pytest.raises(InputError, match="dim=3"):
         arcface(unit(2, 1, dim=3), torch.tensor([0, 1]))
-    with pytest.raises(InputError, match="0 to 6"):
-        create("margin", num_classes=CLASSES)(unit(2, 1), torch.tensor([0, 6]))
-    with pytest.raises(InputError, match="NaN"):
-        create("triplet")(torch.full((2, 2), torch.nan), torch.zeros(2).long())
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("triplet", {"miner": "hard"}, "semihard, batch_hard"),
-        ("triplet", {"margin": 0.0}, "margin must be"),
-        ("contrastive", {"distance": "l1"}, "euclidean, cosine"),
-        ("supcon", {"temperature": 0}, "temperature must be"),
-        ("arcface", {"num_classes": 0, "dim": 4}, "num_classes must be"),
-        ("arcface", {"num_classes": 4, "dim": 1}, "dim must be"),
-        ("fast_ap", {"bins": 0}, "bins must be"),
-        ("cross_batch_memory", {"dim": 4, "memory_size": 0}, "memory_size must be"),
-        ("cross_batch_memory", {"dim": 4, "loss": "arcface"}, "cannot use a memory: choose one of recall_at_k"),
-        ("cross_batch_memory", {"dim": 4, "loss": "triplet", "loss_options": {"marge": 1}}, "no option 'marge'"),
-    ],
-)
-def test_bad_options(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        create(name, **options)
 
 
 def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +226,7 @@ MEMORY_CASES: list[Case] = [
 
 
 @pytest.mark.parametrize("case", MEMORY_CASES, ids=ids(MEMORY_CASES))
-@pytest.mark.parametrize("memory_size", [6, 16, 100])
+@pytest.mark.parametrize("memory_size", [6, 100])
 def test_memory_equals_the_library_step_by_step(case: Case, memory_size: int) -> None:
     name, options, make_loss, make_miner = case
     ours = CrossBatchMemory(DIM, memory_size, name, options).double()
@@ -378,9 +294,3 @@ def test_memory_refuses_what_it_cannot_hold() -> None:
         loss(E, y, E.clone(), y)
     with pytest.raises(InputError, match="dimensions"):
         loss(unit(4, 1, dim=3), torch.zeros(4).long())
-
-
-def test_a_memorys_parameters_are_seen_once() -> None:
-    loss = create("cross_batch_memory", dim=DIM, loss="margin", loss_options={"num_classes": 4})
-    assert [name for name, _ in loss.named_parameters()] == ["wrapped.loss.beta"]
-    assert [name for name in loss.state_dict() if "beta" in name] == ["wrapped.loss.beta"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiled_inputs import unit
+from batches import unit
 from torch import Tensor, nn
 
 from oracles import losses as reference
@@ -44,7 +44,7 @@ def against_memory(equation, queries: Tensor, labels: Tensor, stored: Tensor, st
 
 
 @pytest.mark.parametrize("name", RANKED)
-@pytest.mark.parametrize("memory_size", [8, 20, 100])
+@pytest.mark.parametrize("memory_size", [8, 20])
 def test_a_rank_loss_against_a_memory(name: str, memory_size: int) -> None:
     options, equation = RANKED[name]
     loss = CrossBatchMemory(5, memory_size, name, options).double()
@@ -83,12 +83,7 @@ def test_a_memory_learns_from_the_coarser_level_alone() -> None:
     assert float(loss(unit(4, 5, 1), torch.arange(4)).detach()) > 0
 
 
-def test_a_memory_does_not_mix() -> None:
-    with pytest.raises(ConfigError, match="simix"):
-        CrossBatchMemory(5, 8, "recall_at_k", {"simix": True})
-
-
-@pytest.mark.parametrize("name", ["norm_softmax", "proxy_nca", "proxy_anchor", "arcface", "cosface"])
+@pytest.mark.parametrize("name", ["proxy_anchor", "arcface"])
 def test_class_vectors_in_the_large_batch_step(name: str) -> None:
     """In chunks, the gradient of the network and of the class vectors is that of one ordinary backward pass."""
     pytest.importorskip("pytorch_metric_learning")

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from batches import assert_same, batches, value_and_grads
+from batches import assert_same, batches, unit, value_and_grads
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from torch.nn.functional import normalize
 
 from oracles import losses as plain
-from recollect.common.errors import ConfigError, InputError
-from recollect.common.text import whole_numbers
+from recollect.common.errors import ConfigError
 from recollect.losses import Matryoshka, RecallAtK, SmoothAP, create
-from recollect.losses.matryoshka import prefix_lengths, unit_prefix
+from recollect.losses.matryoshka import unit_prefix
 from recollect.step import large_batch_step
-
-
-def unit(rows: int, dim: int, seed: int = 0) -> torch.Tensor:
-    return normalize(torch.randn(rows, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
 @settings(max_examples=25, deadline=None)
@@ -32,16 +26,11 @@ def test_it_equals_its_equation(batch, dims: set[int]) -> None:
 
 def test_references_are_shortened_too() -> None:
     E, y, R, z = unit(12, 8), torch.arange(12) // 3, unit(20, 8, 1), torch.arange(20) % 4
+    assert Matryoshka(SmoothAP(), [4])(E, y, E, y) == Matryoshka(SmoothAP(), [4])(E, y), "the batch is one set"
     fast = value_and_grads(lambda e, r: Matryoshka(SmoothAP(), [3, 5])(e, y, r, z), E, R)
     slow = value_and_grads(lambda e, r: plain.matryoshka(plain.smooth_ap, e, y, {3, 5}, r, z), E, R)
     assert_same(fast, slow, 1e-9)
     assert bool((fast[1][1][:, 5:] != 0).any()), "the whole vectors count as well"
-
-
-def test_the_batch_as_its_own_references_is_one_set() -> None:
-    E, y = unit(12, 8), torch.arange(12) // 3
-    loss = Matryoshka(SmoothAP(), [4])
-    assert loss(E, y, E, y) == loss(E, y)
 
 
 @pytest.mark.parametrize("make", [RecallAtK, lambda: create("triplet"), lambda: lambda e, y: (e @ e.T).mean()])
@@ -52,16 +41,6 @@ def test_shares_add_up(make) -> None:
     parts = [value_and_grads(lambda e, rank=rank: loss.share(e, y, rank, 3), E) for rank in range(3)]
     torch.testing.assert_close(sum(part[0] for part in parts), whole[0])
     torch.testing.assert_close(sum(part[1][0] for part in parts), whole[1][0], rtol=0, atol=1e-10)
-
-
-def test_simix_mixes_every_length_alike() -> None:
-    E, y = unit(12, 8), torch.arange(12) // 4
-
-    def simix() -> RecallAtK:
-        return RecallAtK(simix=True, generator=torch.Generator().manual_seed(3))
-
-    values = [simix()(unit_prefix(E, dim), y) for dim in (4, 8)]
-    torch.testing.assert_close(Matryoshka([simix(), simix()], [4])(E, y), torch.stack(values).mean())
 
 
 def test_in_the_large_batch_step() -> None:
@@ -98,17 +77,5 @@ def test_a_prefix_without_direction_has_no_gradient() -> None:
 def test_impossible_lengths_are_refused(dims) -> None:
     with pytest.raises(ConfigError, match="dims"):
         Matryoshka(RecallAtK(), dims)(unit(4, 8), torch.arange(4) // 2)
-
-
-def test_losses_and_lengths_must_fit_together() -> None:
     with pytest.raises(ConfigError, match="3 losses"):
         Matryoshka([RecallAtK()] * 3, [4])(unit(4, 8), torch.arange(4) // 2)
-    with pytest.raises(InputError, match="matrix"):
-        Matryoshka(RecallAtK(), [4])(torch.zeros(8), torch.zeros(8, dtype=torch.int64))
-
-
-def test_words_of_the_command_line() -> None:
-    assert whole_numbers("64, 128,", "--dims") == (64, 128)
-    assert prefix_lengths([4, 2], 8) == prefix_lengths([2, 8, 4], 8) == (2, 4, 8)
-    with pytest.raises(ConfigError, match="--dims"):
-        whole_numbers("64;128", "--dims")

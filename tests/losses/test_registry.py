@@ -1,16 +1,19 @@
+"""Losses by name, with their options; and losses from outside, which are tried before a training."""
+
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from recollect.common.errors import ConfigError
-from recollect.losses import available, create
-from recollect.losses.registry import _parameters, describe
+from recollect.common.errors import ConfigError, InputError
+from recollect.losses import RecallAtK, available, create
+from recollect.losses.registry import describe, try_copy, try_loss
+from recollect.step import large_batch_step
 
 NAMES = [
     "recall_at_k",
@@ -90,46 +93,6 @@ def test_defaults_are_told() -> None:
     assert options["memory"] == 512 * 2**20
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "largest", "beyond"),
-    [
-        ("binned_ap", "high", 1e6, 1.5e6),
-        ("sup_ap", "rho", 1e6, 1.5e6),
-        ("recall_at_k", "positive_margin", 1e6, 1.5e6),
-        ("recall_at_k", "max_pairs", 10**9, 10**9 + 1),
-        ("margin", "num_classes", 1, 0),
-        ("norm_softmax", "num_classes", 1000, 10**8 + 1),
-        ("cross_batch_memory", "dim", 1000, 10**6 + 1),
-    ],
-)
-def test_an_option_may_have_its_largest_value_and_no_more(
-    name: str, option: str, largest: float, beyond: float
-) -> None:
-    need(name)
-    create(name, **{**required(name), option: largest})
-    with pytest.raises(ConfigError, match=f"{option} must be"):
-        create(name, **{**required(name), option: beyond})
-
-
-@dataclass
-class Shared:
-    size: int = 3
-    depth: int = 1
-
-
-class Made:
-    options_type = Shared
-
-    def __init__(self, depth: int = 2, **options: int) -> None: ...
-
-
-def test_shared_options() -> None:
-    found = _parameters(Made)
-    assert list(found) == ["depth", "size"]
-    assert found["depth"].default == 2
-    assert list(_parameters(create)) == ["name"]
-
-
 def test_options_handed_on_are_options_too() -> None:
     need("roadmap")
     for name in ("recall_at_k", "smooth_ap", "sup_ap", "roadmap"):
@@ -160,3 +123,68 @@ def test_required_options() -> None:
         create("arcface")
     with pytest.raises(ConfigError, match=r"needs the option dim\."):
         create("arcface", num_classes=3)
+
+
+class Lambda(nn.Module):
+    """A loss of a function; counts its calls."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.function, self.calls = function, 0
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> object:
+        self.calls += 1
+        return self.function(embeddings, labels)
+
+
+BAD: dict[str, tuple[Callable[[Tensor, Tensor], object], str]] = {
+    "not a number": (lambda e, y: e.sum() * float("nan"), "returns nan for 32 random vectors"),
+    "infinite": (lambda e, y: e.sum() / 0, "returns -?inf for"),
+    "a vector": (lambda e, y: e.sum(1), "returns 32 numbers: return one, such as their mean"),
+    "a constant": (lambda e, y: torch.ones((), requires_grad=True), "does not depend on the embeddings"),
+    "detached": (lambda e, y: e.detach().sum(), "does not depend on the embeddings"),
+    "a float": (lambda e, y: float(e.sum()), "returns a float"),
+    "nothing": (lambda e, y: None, "returns a NoneType"),
+    "a mapping": (lambda e, y: {"loss": e.sum()}, "returns a dict"),
+    "an error": (lambda e, y: {}["margin"], r"fails: KeyError: 'margin' \(test_registry.py, line \d+\)"),
+    "square root of 0": (
+        lambda e, y: (2 - 2 * e @ e.T).clamp(min=0).sqrt().sum(),
+        "gradient of loss 'mine' is not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_loss_that_cannot_train_is_refused(name: str) -> None:
+    function, message = BAD[name]
+    with pytest.raises(ConfigError, match=message):
+        try_loss(Lambda(function), "mine", dim=8, num_classes=20)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 300])
+def test_a_sound_loss_passes_and_draws_nothing(classes: int) -> None:
+    before = torch.get_rng_state()
+    for loss in (RecallAtK(), Lambda(lambda e, y: (e @ e.T).mean()), Lambda(lambda e, y: (e @ e.T).mean().reshape(1))):
+        try_loss(loss, "mine", dim=8, num_classes=classes, samples_per_class=3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_given_loss_is_tried_as_a_copy() -> None:
+    loss = Lambda(lambda e, y: (e @ e.T).mean())
+    try_copy(loss, "mine", 8, 20)
+    assert loss.calls == 0
+    with pytest.raises(ConfigError, match="32 numbers"):
+        try_copy(Lambda(lambda e, y: e.sum(1)), "mine", 8, 20)
+
+    class Uncopied(Lambda):
+        def __deepcopy__(self, memory: object) -> Lambda:
+            raise TypeError("an open file")
+
+    try_copy(Uncopied(lambda e, y: None), "mine", 8, 20)  # left to the first step
+
+
+@pytest.mark.parametrize("wrong", ["a vector", "a float", "nothing"])
+def test_the_step_refuses_what_is_not_one_number(wrong: str) -> None:
+    with pytest.raises(InputError, match="must return a tensor with one number"):
+        large_batch_step(nn.Linear(4, 8), BAD[wrong][0], torch.randn(32, 4), torch.arange(32), 8)  # type: ignore[arg-type]

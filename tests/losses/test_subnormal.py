@@ -87,7 +87,7 @@ def test_no_subnormal_number_is_written(name: str) -> None:
         assert_nothing_subnormal(LOSSES[name](simix=simix, prune=prune), *spread_batch(noise, dim))
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", ["recall_at_k", "roadmap"])
 def test_nor_from_other_types(name: str) -> None:
     for noise, dtype in itertools.product(SEPARATIONS, (torch.bfloat16, torch.float64)):
         # A sharp step brings float64 to where its exponentials would be subnormal as well.

@@ -8,6 +8,7 @@ return a differentiable scalar.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,6 +158,68 @@ def hierarchical_ap(
             h_rank = relevance[x] + (torch.minimum(relevance, relevance[x]) * ahead).sum()
             ap = ap + h_rank / (1 + ahead.sum())
         losses.append(1 - ap / relevance.sum())
+    return torch.stack(losses).mean() if losses else embeddings.sum() * 0
+
+
+def binned_ap(
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    bins: int = 25,
+    low: float = -1.0,
+    high: float = 1.0,
+) -> Tensor:
+    """Revaud et al. 2019: AP = Σ_m precision_m · Δrecall_m over soft histogram bins, from the most similar down."""
+    losses = []
+    width = (high - low) / (bins - 1)
+    centres = high - width * torch.arange(bins, dtype=embeddings.dtype)
+    for positives, negatives, _ in queries(embeddings, labels, ref_emb, ref_labels):
+        h_pos, h_neg = (
+            (1 - (s.clamp(low, high)[:, None] - centres).abs() / width).clamp(min=0).sum(0)
+            for s in (positives, negatives)
+        )
+        H = (h_pos + h_neg).cumsum(0)
+        precision = h_pos.cumsum(0) / torch.where(H > 0, H, 1)  # 0 where there is no similarity so far
+        losses.append(1 - (precision * h_pos / len(positives)).sum())
+    return torch.stack(losses).mean() if losses else embeddings.sum() * 0
+
+
+class _Ranking(torch.autograd.Function):
+    """rk(y) / n, with the gradient of Rolínek et al.'s interpolation in place of its own, which is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, lambda_val: float) -> Tensor:
+        ctx.save_for_backward(y)
+        ctx.lambda_val = lambda_val
+        return _rk(y) / len(y)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        return -(_rk(y) - _rk(y + ctx.lambda_val * g)) / len(y) / ctx.lambda_val, None
+
+
+def _rk(y: Tensor) -> Tensor:
+    """1 + the number of higher scores."""
+    return 1 + (y[None, :] > y[:, None]).sum(1).to(y.dtype)
+
+
+def blackbox_ap(
+    embeddings: Tensor,
+    labels: Tensor,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+    lambda_val: float = 4.0,
+    margin: float = 0.02,
+) -> Tensor:
+    """Rolínek et al. 2020: AP = mean over positives of rk⁺ / rk, on scores shifted by the margin."""
+    losses = []
+    for positives, negatives, _ in queries(embeddings, labels, ref_emb, ref_labels):
+        shifted = torch.cat([positives - margin / 2, negatives + margin / 2])
+        rank = _Ranking.apply(shifted, lambda_val)[: len(positives)]
+        rank_pos = _rk(shifted[: len(positives)].detach()) / len(shifted)
+        losses.append(1 - (rank_pos / rank).mean())
     return torch.stack(losses).mean() if losses else embeddings.sum() * 0
 
 
