@@ -56,147 +56,106 @@ def patches(x: Tensor, weight: Tensor, bias: Tensor | None, patch: int) -> Tenso
     return out if bias is None else out + bias
 
 
-# OpenAI-CLIP, OpenCLIP and DiHT ------------------------------------------------------------------------------------
+# Transformers in PyTorch ---------------------------------------------------------------------------------------------
+
+NAMES = {
+    "clip": ("visual.transformer.resblocks.{}", "ln_{}", "attn.in_proj_", "attn.out_proj.", "mlp.c_fc.", "mlp.c_proj."),
+    "swag": (
+        "encoder.layers.layer_{}",
+        "ln_{}",
+        "self_attention.in_proj_",
+        "self_attention.out_proj.",
+        "mlp.linear_1.",
+        "mlp.linear_2.",
+    ),
+    "torchvision": (
+        "encoder.layers.encoder_layer_{}",
+        "ln_{}",
+        "self_attention.in_proj_",
+        "self_attention.out_proj.",
+        "mlp.0.",
+        "mlp.3.",
+    ),
+    "dinov2": ("blocks.{}", "norm{}", "attn.qkv.", "attn.proj.", "mlp.fc1.", "mlp.fc2."),
+    "dinov2, in chunks": ("blocks.0.{}", "norm{}", "attn.qkv.", "attn.proj.", "mlp.fc1.", "mlp.fc2."),
+}
+"""Of each project: its blocks, and within one its norms, query-key-value, output, and the two layers of the MLP."""
+# The names of the patches, the [CLS] token, the positions and the final norm.
+STEMS = {
+    "clip": ("visual.conv1", "visual.class_embedding", "visual.positional_embedding", "visual.ln_post"),
+    "swag": ("conv_proj", "class_token", "encoder.pos_embedding", "encoder.ln"),
+    "dinov2": ("patch_embed.proj", "cls_token", "pos_embed", "norm"),
+}
+STEMS |= {"torchvision": STEMS["swag"], "dinov2, in chunks": STEMS["dinov2"]}
 
 
-def make_clip(width: int, depth: int, patch: int, grid: int, text: bool = True) -> State:
-    state: State = {
-        "visual.class_embedding": _random(width),
-        "visual.positional_embedding": _random(grid * grid + 1, width),
-        "visual.proj": _random(width, 24),
-        "visual.conv1.weight": _random(width, 3, patch, patch),
+def make_transformer(project: str, width: int, depth: int, patch: int, grid: int, text: bool = True) -> State:
+    """A file of ``project`` with random tensors; ``text``: with CLIP's text tower."""
+    conv, token, positions, norm = STEMS[project]
+    shapes = {
+        "clip": ((width,), (grid * grid + 1, width)),
+        "swag": ((1, 1, width), (grid * grid + 1, 1, width)),
     }
-    _norm(state, "visual.ln_pre", width)
-    _norm(state, "visual.ln_post", width)
-    towers = [("visual.transformer", width)] + ([("transformer", 16)] if text else [])
-    for tower, size in towers:
+    token_shape, positions_shape = shapes.get(project, ((1, 1, width), (1, grid * grid + 1, width)))
+    state: State = {token: _random(*token_shape), positions: _random(*positions_shape)}
+    state[f"{conv}.weight"] = _random(width, 3, patch, patch)
+    _norm(state, norm, width)
+    towers = [(NAMES[project], width)]
+    if project == "clip":
+        state["visual.proj"] = _random(width, 24)
+        _norm(state, "visual.ln_pre", width)
+        if text:
+            towers.append((("transformer.resblocks.{}", *NAMES["clip"][1:]), 16))
+            state |= {"positional_embedding": _random(77, 16), "text_projection": _random(16, 24)}
+            state |= {"logit_scale": torch.tensor(2.6), "token_embedding.weight": _random(100, 16)}
+            _norm(state, "ln_final", 16)
+    else:
+        state[f"{conv}.bias"] = _random(width)
+    for (blocks, norms, qkv, proj, fc1, fc2), size in towers:
         for number in range(depth):
-            block = f"{tower}.resblocks.{number}"
-            _norm(state, f"{block}.ln_1", size)
-            _norm(state, f"{block}.ln_2", size)
-            state[f"{block}.attn.in_proj_weight"] = _random(3 * size, size)
-            state[f"{block}.attn.in_proj_bias"] = _random(3 * size)
-            _linear(state, f"{block}.attn.out_proj", size, size)
-            _linear(state, f"{block}.mlp.c_fc", 4 * size, size)
-            _linear(state, f"{block}.mlp.c_proj", size, 4 * size)
-    if text:
-        state |= {
-            "positional_embedding": _random(77, 16),
-            "text_projection": _random(16, 24),
-            "logit_scale": torch.tensor(2.6),
-            "token_embedding.weight": _random(100, 16),
-        }
-        _norm(state, "ln_final", 16)
+            b = blocks.format(number)
+            for name, out, into in (
+                (qkv, 3 * size, size),
+                (proj, size, size),
+                (fc1, 4 * size, size),
+                (fc2, size, 4 * size),
+            ):
+                state[f"{b}.{name}weight"], state[f"{b}.{name}bias"] = _random(out, into), _random(out)
+            for which in (1, 2):
+                _norm(state, f"{b}.{norms.format(which)}", size)
+                if project.startswith("dinov2"):
+                    state[f"{b}.ls{which}.gamma"] = _random(size)
+    if project.startswith("dinov2"):
+        state["mask_token"] = _random(1, width)
     return state
 
 
-def run_clip(state: State, x: Tensor, heads: int, activation: str) -> Tensor:
-    """The [CLS] token after ln_post, before the projection."""
+def run_transformer(project: str, state: State, x: Tensor, heads: int, activation: str = "gelu") -> Tensor:
+    """The [CLS] token after the final norm; for CLIP, before the projection."""
     act = {"gelu": gelu, "quickgelu": quick_gelu}[activation]
-    eps = 1e-5
-    conv = state["visual.conv1.weight"]
-    x = patches(x, conv, None, conv.shape[-1])
-    x = torch.cat([state["visual.class_embedding"].expand(len(x), 1, -1), x], dim=1)
-    x = x + state["visual.positional_embedding"]
-    x = layer_norm(x, state["visual.ln_pre.weight"], state["visual.ln_pre.bias"], eps)
-    depth = 1 + max(int(key.split(".")[3]) for key in state if key.startswith("visual.transformer"))
-    for number in range(depth):
-        b = f"visual.transformer.resblocks.{number}"
-        y = layer_norm(x, state[f"{b}.ln_1.weight"], state[f"{b}.ln_1.bias"], eps)
-        q, k, v = (y @ state[f"{b}.attn.in_proj_weight"].T + state[f"{b}.attn.in_proj_bias"]).chunk(3, dim=-1)
-        y = attention(q, k, v, heads)
-        x = x + y @ state[f"{b}.attn.out_proj.weight"].T + state[f"{b}.attn.out_proj.bias"]
-        y = layer_norm(x, state[f"{b}.ln_2.weight"], state[f"{b}.ln_2.bias"], eps)
-        y = act(y @ state[f"{b}.mlp.c_fc.weight"].T + state[f"{b}.mlp.c_fc.bias"])
-        x = x + y @ state[f"{b}.mlp.c_proj.weight"].T + state[f"{b}.mlp.c_proj.bias"]
-    return layer_norm(x[:, 0], state["visual.ln_post.weight"], state["visual.ln_post.bias"], eps)
+    conv, token, positions, final = STEMS[project]
+    blocks, norms, qkv, proj, fc1, fc2 = NAMES[project]
+    eps = 1e-5 if project == "clip" else 1e-6
 
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ state[f"{name}weight"].T + state[f"{name}bias"]
 
-# SWAG and torchvision ViT -------------------------------------------------------------------------------------------
+    def norm(x: Tensor, name: str) -> Tensor:
+        return layer_norm(x, state[f"{name}.weight"], state[f"{name}.bias"], eps)
 
-
-def make_swag(width: int, depth: int, patch: int, grid: int, torchvision: bool = False) -> State:
-    positions = _random(grid * grid + 1, 1, width)
-    state: State = {
-        "class_token": _random(1, 1, width),
-        "conv_proj.weight": _random(width, 3, patch, patch),
-        "conv_proj.bias": _random(width),
-        "encoder.pos_embedding": positions.transpose(0, 1).contiguous() if torchvision else positions,
-    }
-    for number in range(depth):
-        block = f"encoder.layers.{'encoder_' if torchvision else ''}layer_{number}"
-        _norm(state, f"{block}.ln_1", width)
-        _norm(state, f"{block}.ln_2", width)
-        state[f"{block}.self_attention.in_proj_weight"] = _random(3 * width, width)
-        state[f"{block}.self_attention.in_proj_bias"] = _random(3 * width)
-        _linear(state, f"{block}.self_attention.out_proj", width, width)
-        _linear(state, f"{block}.mlp.{'0' if torchvision else 'linear_1'}", 4 * width, width)
-        _linear(state, f"{block}.mlp.{'3' if torchvision else 'linear_2'}", width, 4 * width)
-    _norm(state, "encoder.ln", width)
-    return state
-
-
-def run_swag(state: State, x: Tensor, heads: int, torchvision: bool = False) -> Tensor:
-    eps = 1e-6
-    x = patches(x, state["conv_proj.weight"], state["conv_proj.bias"], state["conv_proj.weight"].shape[-1])
-    x = torch.cat([state["class_token"].expand(len(x), 1, -1), x], dim=1)
-    positions = state["encoder.pos_embedding"]
-    x = x + (positions if torchvision else positions.transpose(0, 1))
-    depth = sum(key.endswith(".ln_1.weight") for key in state)
-    for number in range(depth):
-        b = f"encoder.layers.{'encoder_' if torchvision else ''}layer_{number}"
-        one, two = (f"{b}.mlp.0", f"{b}.mlp.3") if torchvision else (f"{b}.mlp.linear_1", f"{b}.mlp.linear_2")
-        y = layer_norm(x, state[f"{b}.ln_1.weight"], state[f"{b}.ln_1.bias"], eps)
-        qkv = y @ state[f"{b}.self_attention.in_proj_weight"].T + state[f"{b}.self_attention.in_proj_bias"]
-        y = attention(*qkv.chunk(3, dim=-1), heads)
-        x = x + y @ state[f"{b}.self_attention.out_proj.weight"].T + state[f"{b}.self_attention.out_proj.bias"]
-        y = layer_norm(x, state[f"{b}.ln_2.weight"], state[f"{b}.ln_2.bias"], eps)
-        y = gelu(y @ state[f"{one}.weight"].T + state[f"{one}.bias"])
-        x = x + y @ state[f"{two}.weight"].T + state[f"{two}.bias"]
-    return layer_norm(x, state["encoder.ln.weight"], state["encoder.ln.bias"], eps)[:, 0]
-
-
-# DINOv2 -------------------------------------------------------------------------------------------------------------
-
-
-def make_dinov2(width: int, depth: int, patch: int, grid: int, chunks: bool = False) -> State:
-    state: State = {
-        "cls_token": _random(1, 1, width),
-        "pos_embed": _random(1, grid * grid + 1, width),
-        "mask_token": _random(1, width),
-        "patch_embed.proj.weight": _random(width, 3, patch, patch),
-        "patch_embed.proj.bias": _random(width),
-    }
-    for number in range(depth):
-        block = f"blocks.0.{number}" if chunks else f"blocks.{number}"
-        _norm(state, f"{block}.norm1", width)
-        _norm(state, f"{block}.norm2", width)
-        _linear(state, f"{block}.attn.qkv", 3 * width, width)
-        _linear(state, f"{block}.attn.proj", width, width)
-        state[f"{block}.ls1.gamma"] = _random(width)
-        state[f"{block}.ls2.gamma"] = _random(width)
-        _linear(state, f"{block}.mlp.fc1", 4 * width, width)
-        _linear(state, f"{block}.mlp.fc2", width, 4 * width)
-    _norm(state, "norm", width)
-    return state
-
-
-def run_dinov2(state: State, x: Tensor, heads: int, chunks: bool = False) -> Tensor:
-    eps = 1e-6
-    weight = state["patch_embed.proj.weight"]
-    x = patches(x, weight, state["patch_embed.proj.bias"], weight.shape[-1])
-    x = torch.cat([state["cls_token"].expand(len(x), 1, -1), x], dim=1) + state["pos_embed"]
-    depth = sum(key.endswith(".ls1.gamma") for key in state)
-    for number in range(depth):
-        b = f"blocks.0.{number}" if chunks else f"blocks.{number}"
-        y = layer_norm(x, state[f"{b}.norm1.weight"], state[f"{b}.norm1.bias"], eps)
-        y = attention(*(y @ state[f"{b}.attn.qkv.weight"].T + state[f"{b}.attn.qkv.bias"]).chunk(3, dim=-1), heads)
-        y = y @ state[f"{b}.attn.proj.weight"].T + state[f"{b}.attn.proj.bias"]
-        x = x + state[f"{b}.ls1.gamma"] * y
-        y = layer_norm(x, state[f"{b}.norm2.weight"], state[f"{b}.norm2.bias"], eps)
-        y = gelu(y @ state[f"{b}.mlp.fc1.weight"].T + state[f"{b}.mlp.fc1.bias"])
-        x = x + state[f"{b}.ls2.gamma"] * (y @ state[f"{b}.mlp.fc2.weight"].T + state[f"{b}.mlp.fc2.bias"])
-    return layer_norm(x, state["norm.weight"], state["norm.bias"], eps)[:, 0]
+    x = patches(x, state[f"{conv}.weight"], state.get(f"{conv}.bias"), state[f"{conv}.weight"].shape[-1])
+    x = torch.cat([state[token].reshape(1, 1, -1).expand(len(x), 1, -1), x], dim=1)
+    x = x + state[positions].reshape(1, -1, x.shape[-1])
+    if project == "clip":
+        x = norm(x, "visual.ln_pre")
+    for number in range(sum(key.endswith(f"{qkv}bias") and not key.startswith("transformer") for key in state)):
+        b = blocks.format(number)
+        first, second = (state.get(f"{b}.ls{which}.gamma", 1.0) for which in (1, 2))
+        y = attention(*linear(norm(x, f"{b}.{norms.format(1)}"), f"{b}.{qkv}").chunk(3, dim=-1), heads)
+        x = x + first * linear(y, f"{b}.{proj}")
+        y = act(linear(norm(x, f"{b}.{norms.format(2)}"), f"{b}.{fc1}"))
+        x = x + second * linear(y, f"{b}.{fc2}")
+    return norm(x[:, 0], final)
 
 
 # The original ViT, as JAX wrote it ----------------------------------------------------------------------------------

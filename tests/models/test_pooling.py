@@ -5,21 +5,12 @@ import torch
 from hypothesis import given, strategies as st
 
 from recollect.common.errors import ConfigError
-from recollect.models.pooling import GeM, Head, generalized_mean, make_pooling, retrieval_l2, unit
+from recollect.models.pooling import GeM, Head, generalized_mean, make_pooling, unit
 
 
 def plain_gem(x: torch.Tensor, p: float, eps: float = 1e-6) -> torch.Tensor:
     """The equation."""
     return x.clamp(min=eps).pow(p).mean((2, 3)).pow(1 / p)
-
-
-def test_p_of_one_is_the_mean_and_p_to_infinity_the_maximum() -> None:
-    x = torch.rand(3, 5, 4, 6, dtype=torch.float64) * 9
-    torch.testing.assert_close(generalized_mean(x, 1.0), x.mean((2, 3)))
-    errors = [float((generalized_mean(x, p) - x.amax((2, 3))).abs().max()) for p in (10.0, 100.0, 1000.0, 1e5)]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 1e-3
-    torch.testing.assert_close(GeM(1.0)(x.float()), x.float().mean((2, 3)))
 
 
 @given(p=st.floats(0.5, 12), scale=st.floats(1e-3, 1e3), zeros=st.floats(0, 1), seed=st.integers(0, 1000))
@@ -41,6 +32,10 @@ def test_value_and_gradient_are_those_of_the_equation(p: float, scale: float, ze
 def test_a_large_learned_exponent_stays_finite_in_float32() -> None:
     # 1e-6 ** 9 and 80 ** 30 are beyond float32; a dead channel must not turn the gradient into NaN.
     x = torch.cat([torch.zeros(2, 2, 4, 4), torch.full((2, 2, 4, 4), 80.0)], dim=1).requires_grad_()
+    assert GeM().p.item() == 3
+    assert not GeM(learned=False).p.requires_grad
+    with pytest.raises(ConfigError, match="above 0"):
+        GeM(0.0)
     for p in (9.0, 30.0):
         pool = GeM(p)
         value = pool(x)
@@ -48,20 +43,6 @@ def test_a_large_learned_exponent_stays_finite_in_float32() -> None:
         assert torch.isfinite(value).all()
         assert torch.isfinite(pool.p.grad).all()  # type: ignore[arg-type]
         torch.testing.assert_close(value[:, 2:], torch.full((2, 2), 80.0))
-
-
-def test_gem_is_float32_under_autocast() -> None:
-    x = torch.rand(2, 3, 4, 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert GeM()(x.bfloat16()).dtype == torch.float32
-
-
-def test_gem_learns_p_or_not() -> None:
-    assert GeM().p.requires_grad
-    assert GeM().p.item() == 3
-    assert not GeM(learned=False).p.requires_grad
-    with pytest.raises(ConfigError, match="above 0"):
-        GeM(0.0)
 
 
 def test_other_poolings() -> None:
@@ -76,12 +57,9 @@ def test_other_poolings() -> None:
     last = make_pooling("gem", kind="maps-last")
     torch.testing.assert_close(last(maps.permute(0, 2, 3, 1)), plain_gem(maps, 3.0))  # type: ignore[misc]
     assert make_pooling("native", kind="tokens") is None
-
-
-@pytest.mark.parametrize(("name", "kind"), [("gem", "tokens"), ("max", "tokens"), ("cls", "maps"), ("sum", "maps")])
-def test_poolings_that_cannot_be(name: str, kind: str) -> None:
-    with pytest.raises(ConfigError):
-        make_pooling(name, kind=kind, prefix_tokens=1)
+    for name, kind in (("gem", "tokens"), ("max", "tokens"), ("cls", "maps"), ("sum", "maps")):
+        with pytest.raises(ConfigError):
+            make_pooling(name, kind=kind, prefix_tokens=1)
 
 
 def test_heads() -> None:
@@ -92,14 +70,8 @@ def test_heads() -> None:
     white = Head(6, 3, l2=True)
     torch.testing.assert_close(white.inputs(x), x / (x.norm(dim=1, keepdim=True) + 1e-6))
     torch.testing.assert_close(Head(6, None)(x), x)
+    assert unit(x.half()).dtype == torch.float32
+    assert unit(torch.zeros(1, 4)).tolist() == [[0, 0, 0, 0]]
     for wrong in ({"dim": 0}, {"dim": None, "layer_norm": True}, {"dim": 3, "layer_norm": True, "l2": True}):
         with pytest.raises(ConfigError):
             Head(6, **wrong)  # type: ignore[arg-type]
-
-
-def test_norms() -> None:
-    x = torch.randn(3, 4)
-    torch.testing.assert_close(unit(x).norm(dim=1), torch.ones(3))
-    assert unit(torch.zeros(1, 4)).tolist() == [[0, 0, 0, 0]]
-    assert unit(x.half()).dtype == torch.float32
-    assert retrieval_l2(torch.tensor([[3.0, 4.0]])).norm().item() == pytest.approx(5 / (5 + 1e-6))

@@ -313,10 +313,6 @@ def fill_strictly(module: nn.Module, tensors: Mapping[str, Tensor], source: str,
         if key not in tensors or key not in own:
             if not key.endswith(_COUNTER):
                 wrong.setdefault("missing" if key in own else "not expected", []).append(key)
-        elif own[key].is_meta:
-            raise WeightsError(
-                f"{source}: {model} was built on the meta device, which cannot hold values: build it on the CPU."
-            )
         elif (shape := tensors[key].shape) != own[key].shape:
             shapes = f"{key} {tuple(shape)} instead of {tuple(own[key].shape)}"
             wrong.setdefault("of another shape", []).append(shapes)
