@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from torch.utils import backend_registration
 
 from recollect.losses import HierarchicalAP, RecallAtK, Roadmap, SmoothAP, SupAP
-from recollect.losses.other_ap import BinnedAP, BlackboxAP
+from recollect.losses.average_precision import BinnedAP, BlackboxAP
 from recollect.losses.rank_loss import TiledLoss
 
 if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
