@@ -23,7 +23,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 from recollect.common.errors import ConfigError
 from recollect.models import Embedder
 from recollect.search import Index
-from recollect.search.serving import allowed_hosts, find_token, refuse_address
+from recollect.search.serving import allowed_hosts, find_token, check_address
 from search.live_service import Client, running
 from search.stores import fresh_address
 from search.toy_model import ToyEncoder, make_photos
@@ -172,9 +172,9 @@ def test_an_address_that_nobody_can_listen_on_is_refused() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=r"cannot listen .*in use"):
-            refuse_address("127.0.0.1", port)
-    refuse_address("127.0.0.1", port)
-    refuse_address("localhost", port)
+            check_address("127.0.0.1", port)
+    check_address("127.0.0.1", port)
+    check_address("localhost", port)
     for host in ("'\\0'", "\0", "x" * 300, "203.0.113.1"):
         with pytest.raises(ConfigError, match="cannot listen"):
-            refuse_address(host, port)
+            check_address(host, port)

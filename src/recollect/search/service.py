@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel
 from starlette.convertors import StringConvertor, register_url_convertor
-from starlette.datastructures import UploadFile
+from starlette.datastructures import Headers, MutableHeaders, UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
@@ -135,13 +135,12 @@ class Health(BaseModel):
     version: str
 
 
-def _body(**kinds: dict[str, Any]) -> dict[str, Any]:
+def _body(kinds: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """The description of a body: its fields, of which an image and an id are required."""
     content = {}
     for kind, fields in kinds.items():
         required = [name for name in fields if name in ("image", "id")]
-        media = {"json": "application/json", "form": "multipart/form-data"}[kind]
-        content[media] = {"schema": {"type": "object", "required": required, "properties": fields}}
+        content[kind] = {"schema": {"type": "object", "required": required, "properties": fields}}
     return {"requestBody": {"required": True, "content": content}}
 
 
@@ -150,8 +149,9 @@ _ID = {"type": "string", "minLength": 1, "maxLength": LONGEST_ID}
 _K = {"type": "integer", "minimum": 1, "maximum": MOST, "default": NEIGHBOURS}
 _ALTERNATIVES = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": VALUES}]}
 _PAIRS = {"type": "object", "maxProperties": COLUMNS, "additionalProperties": _ALTERNATIVES}
-SEARCH_BODY = _body(json={"id": _ID, "k": _K, "where": _PAIRS}, form={"image": _IMAGE, "k": _K, "where": _TEXT})
-ADD_BODY = _body(form={"image": _IMAGE, "id": _ID, "metadata": _TEXT})
+_JSON, _FORM = "application/json", "multipart/form-data"
+SEARCH_BODY = _body({_JSON: {"id": _ID, "k": _K, "where": _PAIRS}, _FORM: {"image": _IMAGE, "k": _K, "where": _TEXT}})
+ADD_BODY = _body({_FORM: {"image": _IMAGE, "id": _ID, "metadata": _TEXT}})
 
 
 @dataclass(frozen=True)
@@ -250,13 +250,12 @@ class Metrics:
     def __init__(self) -> None:
         prometheus_client.disable_created_metrics()  # a time beside every counter, which nobody asked for
         self.registry = prometheus_client.CollectorRegistry()
-        labels, registry = ["method", "route", "status"], {"registry": self.registry}
-        self.requests = prometheus_client.Counter("recollect_requests", "Requests answered.", labels, **registry)
+        counter = partial(prometheus_client.Counter, registry=self.registry)
+        histogram = partial(prometheus_client.Histogram, registry=self.registry)
         edges = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-        named = "recollect_search_seconds", "Time to answer a search."
-        self.seconds = prometheus_client.Histogram(*named, buckets=edges, **registry)
-        named = "recollect_batch_queries", "Queries embedded together."
-        self.batches = prometheus_client.Histogram(*named, buckets=(1, 2, 4, 8, 16, 32), **registry)
+        self.requests = counter("recollect_requests", "Requests answered.", ["method", "route", "status"])
+        self.seconds = histogram("recollect_search_seconds", "Time to answer a search.", buckets=edges)
+        self.batches = histogram("recollect_batch_queries", "Queries embedded together.", buckets=(1, 2, 4, 8, 16, 32))
 
     def gauge(self, name: str, meaning: str, value: Callable[[], float]) -> None:
         """Add a value that is asked for whenever the counters are read."""
@@ -306,32 +305,34 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        start, status, headers, taken = time.perf_counter(), 500, dict(scope["headers"]), 0
-        is_form = headers.get(b"content-type", b"").lower().startswith(b"multipart/")
+        start, status, size, request = time.perf_counter(), 500, 0, Headers(scope=scope)
+        is_form = request.get("content-type", "").lower().startswith("multipart/")
         limit = FIELDS + (self._max_bytes if is_form else 0)
         too_large = f"the body is larger than {limit:,} bytes."
 
         async def counted() -> Message:
-            nonlocal taken
+            nonlocal size
             message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > limit:
+            size += len(message.get("body", b""))
+            if size > limit:
                 raise HTTPException(413, too_large, {"connection": "close"})
             return message
 
         async def guarded_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                given = {name.lower() for name, _ in message.get("headers", [])}
-                more = [(n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in given]
-                message = {**message, "headers": [*message.get("headers", []), *more]}
+                status, message = message["status"], {"headers": [], **message}
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
-        app, size = self._app, int(headers.get(b"content-length", 0))  # the server has checked that it is a number
-        if size > limit:
+        app, length = self._app, int(request.get("content-length", 0))  # the server has checked that it is a number
+        if length > limit:
             # Closing may cost the client the answer: up to the size of an upload, the server reads on and forgets.
-            app = JSONResponse({"detail": too_large}, 413, {"connection": "close"} if size > self._max_bytes else None)
+            app = JSONResponse(
+                {"detail": too_large}, 413, {"connection": "close"} if length > self._max_bytes else None
+            )
         try:
             await app(scope, counted, guarded_send)
         finally:
@@ -403,17 +404,17 @@ class _Service:
         self._check_writer(request)
         async with self._fields(request, ("image", "id", "metadata")) as fields:
             image, name = self._image(fields), fields.get("id")
-            about = _json(fields.get("metadata") or "{}", "metadata")
+            columns = _json(fields.get("metadata") or "{}", "metadata")
             if image is None or not isinstance(name, str):
                 raise HTTPException(422, "send an image and an id.")
-            if not isinstance(about, dict):
+            if not isinstance(columns, dict):
                 raise HTTPException(422, "metadata must be an object of names and values.")
             check_ids([name])
-            metadata, present = clean_metadata(about), partial(_present, request)
+            metadata, present = clean_metadata(columns), partial(_present, request)
             async with self.decoder.decoded(image, present) as (content, pixels):
                 vector, fingerprint = await self.batcher.answer(Job(present, 0, Where(), image=pixels))
-        kept = {"pictures": [content], "fingerprint": fingerprint}
-        await self._write(self.index.add_vectors, vector[None], [name], [metadata], **kept)
+        origin = {"pictures": [content], "fingerprint": fingerprint}
+        await self._write(self.index.add_vectors, vector[None], [name], [metadata], **origin)
         return _answer(Item(name, metadata=metadata))
 
     def item(self, item_id: str) -> Any:
@@ -468,14 +469,14 @@ class _Service:
     def health(self) -> Health:
         """The state of the service."""
         generation = self.index.generation
-        near, thresholds = generation.approximate or {}, generation.calibration or {}
+        approximate, thresholds = generation.approximate or {}, generation.calibration or {}
         return Health(
             status="ok",
             items=len(self.index),
             generation=generation.number,
             model=str(generation.model.get("name", "")),
             dim=generation.dim,
-            recall=near.get("recall"),
+            recall=approximate.get("recall"),
             same=thresholds.get("same", {}).get("similarity"),
             similar=thresholds.get("similar", {}).get("similarity"),
             writable=self.limits.token is not None,
@@ -490,8 +491,8 @@ class _Service:
     def _check_writer(self, request: Request) -> None:
         if self.limits.token is None:
             raise HTTPException(403, "this service only reads: it was started without --write.")
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.encode(), self.limits.token.encode()):
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(token.encode(), self.limits.token.encode()):
             raise HTTPException(401, "writing needs the token of this service.", {"WWW-Authenticate": "Bearer"})
 
     async def _write(self, change: Callable[..., Any], *values: Any, **options: Any) -> Any:
@@ -508,26 +509,26 @@ class _Service:
         return upload.file
 
     @asynccontextmanager
-    async def _fields(self, request: Request, known: tuple[str, ...]) -> AsyncIterator[Mapping[str, Any]]:
+    async def _fields(self, request: Request, names: tuple[str, ...]) -> AsyncIterator[Mapping[str, Any]]:
         """The fields of a form, or of JSON without ``image``. A field that would be ignored is refused."""
         if request.query_params:
             raise HTTPException(422, "send the fields in the body, not in the address.")
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind == "application/json":
+        if kind == _JSON:
             body = _json((await request.body()).decode("utf-8", "replace"), "the body")
             if not isinstance(body, dict):
                 raise HTTPException(422, "the body is not a JSON object.")
-            _check_names(body, known[1:])  # a picture needs a form
+            _check_names(body, names[1:])  # a picture needs a form
             yield body
             return
-        if kind != "multipart/form-data":
+        if kind != _FORM:
             raise HTTPException(415, "send multipart/form-data with an image, or application/json with an id.")
         try:
             form = await request.form(max_files=1, max_fields=8, max_part_size=FIELDS)
         except (MultiPartException, UnicodeDecodeError, ValueError) as error:
             raise HTTPException(400, "this is not a readable form.") from error
         try:
-            _check_names(form, known)
+            _check_names(form, names)
             yield form
         finally:
             await form.close()
@@ -552,10 +553,10 @@ async def _problem(_: Request, error: Exception) -> Any:
     return JSONResponse({"detail": "internal error; see the log of the service."}, 500)
 
 
-def _check_names(fields: Iterable[str], known: Sequence[str]) -> None:
+def _check_names(fields: Iterable[str], names: Sequence[str]) -> None:
     for name in fields:
-        if name not in known:
-            raise HTTPException(422, f"there is no field {printable(name[:40])!r}; the fields are {', '.join(known)}.")
+        if name not in names:
+            raise HTTPException(422, f"there is no field {printable(name[:40])!r}; the fields are {', '.join(names)}.")
 
 
 def _count(value: Any) -> int:
@@ -569,12 +570,12 @@ def _count(value: Any) -> int:
 
 
 def _where(value: Any) -> Where:
-    found = _json(value, "where") if isinstance(value, str) and value else value
-    if not found:
+    conditions = _json(value, "where") if isinstance(value, str) and value else value
+    if not conditions:
         return Where()
-    if not isinstance(found, dict):
+    if not isinstance(conditions, dict):
         raise HTTPException(422, "where must be an object of names and values.")
-    where = clean_where(found)
+    where = clean_where(conditions)
     if len(where) > COLUMNS or any(len(values) > VALUES for values in where.values()):
         raise HTTPException(422, f"where may have {COLUMNS} names, with {VALUES:,} values each.")
     return where
@@ -693,21 +694,20 @@ class Batcher:
         answers: dict[int, Any] = {}
         images = [place for place, job in enumerate(jobs) if job.image is not None]
         if images:
-            bad: dict[int, Exception] = {}
             encoder = self._index.encoder
-            rows = encoder.embed([jobs[place].image for place in images], bad.__setitem__)
-            answers.update({images[number]: error for number, error in bad.items()})
+            rows = encoder.embed([jobs[place].image for place in images])
             groups: dict[str, list[int]] = {}
             for number, place in enumerate(images):
-                if number not in bad:
-                    key = json.dumps([jobs[place].k, jobs[place].where], sort_keys=True)
-                    groups.setdefault(key, []).append(number)
+                key = json.dumps([jobs[place].k, jobs[place].where], sort_keys=True)
+                groups.setdefault(key, []).append(number)
             for numbers in groups.values():
                 job = jobs[images[numbers[0]]]
-                found: Any = [(rows[number], encoder.fingerprint) for number in numbers]
+                results: Any = [(rows[number], encoder.fingerprint) for number in numbers]
                 if job.k:
-                    found = self._index.search_vectors(rows[numbers], job.k, job.where, fingerprint=encoder.fingerprint)
-                answers.update({images[number]: answer for number, answer in zip(numbers, found, strict=True)})
+                    results = self._index.search_vectors(
+                        rows[numbers], job.k, job.where, fingerprint=encoder.fingerprint
+                    )
+                answers |= {images[number]: result for number, result in zip(numbers, results, strict=True)}
         for place, job in enumerate(jobs):
             if job.name is not None:
                 answers[place] = self._index.search_id(job.name, job.k, job.where)

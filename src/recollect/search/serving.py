@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 import secrets
 import socket
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,43 +48,36 @@ def allowed_hosts(host: str, more: list[str]) -> frozenset[str] | None:
     return frozenset(name.lower() for name in (*_LOCAL, *own, *more))
 
 
-def refuse_address(host: str, port: int) -> None:
+def check_address(host: str, port: int) -> None:
     """Refuse a host that this machine does not have, and a port that is in use or not allowed.
 
     Raises:
         ConfigError: the service cannot listen there.
     """
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
-        absent = [error for *how, _, address in found if (error := _bound(how, address)) is not None]
-        if len(absent) == len(found):
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
+        absent: list[OSError] = []  # a name may have addresses that this machine lacks, e.g. no IPv6
+        for family, *_, address in addresses:
+            try:
+                socket.create_server(address, family=family).close()
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                absent.append(error)
+        if len(absent) == len(addresses):
             raise absent[0]
     except (OSError, ValueError) as error:  # ValueError: not a name at all
-        said = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot listen on {host!r}, port {port}: {said}. Choose another --host or --port."
+            f"cannot listen on {host!r}, port {port}: {getattr(error, 'strerror', None) or error}. Choose another --host or "
+            "--port."
         ) from error
-
-
-def _bound(how: list[Any], address: Any) -> OSError | None:
-    """Bind an address for a moment; returns the error if this machine does not support it, e.g. no IPv6."""
-    try:
-        with socket.socket(*how) as probe:
-            if os.name == "posix":  # on other systems it would share a port that is in use
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-            raise
-        return error
-    return None
 
 
 def server_options(grace: int) -> dict[str, Any]:
     """Options of uvicorn that keep strangers from exhausting this process: its files, its memory, its log."""
     from recollect.search.service import Connection
 
-    with contextlib.suppress(ImportError, OSError, ValueError):  # the usual limit on open files is 256 on some systems
+    with suppress(ImportError, OSError, ValueError):  # the usual limit on open files is 256 on some systems
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -139,16 +132,15 @@ def serve(
             recollect.serve("shop.index", port=8080)
     """
     # Before the model is loaded, and with a message; uvicorn would end the process with code 3.
-    refuse_address(host, port)
+    check_address(host, port)
     uvicorn: Any = require("uvicorn", "serve", "recollect serve")
     for module in ("fastapi", "python_multipart", "prometheus_client"):
         require(module, "serve", "recollect serve")
     from recollect.search.service import Limits, create_app, warm_up
 
-    token, new = find_token(None if token_file is None else Path(token_file)) if write else (None, False)
-    opening_it = contextlib.nullcontext(index) if isinstance(index, Index) else Index.open(index, model, **opening)
-    with opening_it as opened:
-        if new:
+    token, is_new = find_token(None if token_file is None else Path(token_file)) if write else (None, False)
+    with nullcontext(index) if isinstance(index, Index) else Index.open(index, model, **opening) as opened:
+        if is_new:
             logger.warning(f"the token for writing is {token}")
         logger.info(f"{opened.address}: {len(opened):,} images; loading the model and the vectors")
         warm_up(opened)  # an error here is a sentence; in the server it would be a traceback
