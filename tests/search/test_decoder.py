@@ -22,10 +22,10 @@ from recollect.search.encoder import Decoder
 
 @pytest.fixture
 def decoder() -> Iterator[Decoder]:
-    made = Decoder(40 * 30)
-    made.start()
-    yield made
-    made.stop()
+    decoder = Decoder(40 * 30, lambda: 8)
+    decoder.start()
+    yield decoder
+    decoder.stop()
 
 
 def _bytes(kind: str, size: tuple[int, int] = (40, 30)) -> bytes:
@@ -50,34 +50,15 @@ def _pixels(decoder: Decoder, *contents: bytes, left: bool = False) -> list[np.n
     return asyncio.run(together())
 
 
-def test_an_upload_has_the_pixels_that_a_file_has(decoder: Decoder) -> None:
+def test_an_upload_has_the_pixels_that_a_file_has_in_the_index(decoder: Decoder) -> None:
     contents = [_bytes(kind) for kind in ("JPEG", "PNG", "WEBP", "JPEG2000")]
     for content, pixels in zip(contents, _pixels(decoder, *contents), strict=True):
-        np.testing.assert_array_equal(pixels, np.asarray(read_image(content)))
-
-
-def test_a_large_photo_is_decoded_as_for_the_index() -> None:
-    made = Decoder(10**6, lambda: 64)
-    made.start()
-    try:
-        content = _bytes("JPEG", (640, 480))
-        (pixels,) = _pixels(made, content)
-    finally:
-        made.stop()
-    np.testing.assert_array_equal(pixels, np.asarray(read_image(content, at_least=64)))
-    assert pixels.shape == (120, 160, 3)
+        np.testing.assert_array_equal(pixels, np.asarray(read_image(content, at_least=8)))
 
 
 def test_other_things_are_refused(decoder: Decoder) -> None:
     contents = [b"", b"text", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", _bytes("PNG")[:-30]]
     assert {str(error) for error in _pixels(decoder, *contents)} == {"this is not a readable image."}
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-PNG = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", struct.pack(">IIBBBBB", 10, 10, 8, 2, 0, 0, 0))
 
 
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(decoder: Decoder) -> None:
@@ -90,12 +71,11 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(decoder: De
     "content",
     [
         b"\xff\xd8" + b"\xff\xfe\x00\x02" * 40_000,
-        PNG + _chunk(b"tEXt", b"") * 40_000,
-        PNG + _chunk(b"IDAT", b"") * 40_000,
+        _bytes("PNG")[:33] + (b"\0\0\0\0tEXt" + struct.pack(">I", zlib.crc32(b"tEXt"))) * 40_000,
         b"P6\n#" + b"a" * 40_000,
         b"GIF89a" + struct.pack("<HHBBB", 10, 10, 0, 0, 0) + b"!\xfe" + b"\1a" * 40_000,
     ],
-    ids=["segments of a JPEG", "chunks of a PNG", "pieces of a PNG", "comment of a PPM", "blocks of a GIF"],
+    ids=["segments of a JPEG", "chunks of a PNG", "comment of a PPM", "blocks of a GIF"],
 )
 def test_an_image_of_too_many_parts_is_refused(content: bytes) -> None:
     with pytest.raises(ImageError) as refused:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from toy_model import make_photos
 
-from recollect.common.errors import DataError
 from recollect.search.sync import scan_images
 
 
@@ -37,14 +36,6 @@ def test_parts_have_the_names_that_training_knows(tmp_path: Path, train: str, te
     assert {file.metadata["split"] for file in found} == {"train", "val" if test == "valid" else "test"}
 
 
-def test_a_folder_that_may_be_a_part_is_a_label_with_a_remark(tmp_path: Path) -> None:
-    make_photos(tmp_path / "test", classes=1, each=1)
-    make_photos(tmp_path, classes=1, each=1)
-    listing = scan_images(tmp_path)
-    assert {file.metadata["label"] for file in listing.images} == {"class0", "test"}
-    assert ["a class or a split?" in remark for remark in listing.remarks] == [True]
-
-
 def test_labels_that_may_be_one_level_further_down_are_remarked_on(tmp_path: Path) -> None:
     make_photos(tmp_path / "fruit", classes=2, each=1)
     listing = scan_images(tmp_path)
@@ -65,21 +56,6 @@ def test_a_list_of_a_spreadsheet(tmp_path: Path) -> None:
     assert found[0].metadata == {"name": "0.png", "label": "cup", "price": "3,50"}
     (tmp_path / "list.csv").write_text("sep=;\npath;label;price\nclass0/0.png;cup;3,50\n", encoding="utf-16")
     assert scan_images(tmp_path / "list.csv").images == found
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("path,label\nclass0/0.png,cup, red\n", "line 2: 3 values for 2 columns"),
-        ('path,label\nclass0/0.png,"cup\nclass0/1.png,cup\n', "line 2: the value of 'label' has several lines"),
-        ("path,Path\nclass0/0.png,x\n", "'path' twice"),
-    ],
-)
-def test_torn_rows_of_a_list_are_refused(tmp_path: Path, text: str, message: str) -> None:
-    make_photos(tmp_path, classes=1, each=2)
-    (tmp_path / "list.csv").write_text(text)
-    with pytest.raises(DataError, match=message):
-        scan_images(tmp_path / "list.csv")
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import operator
-import random
-import re
-import sys
-
 import pytest
 
-from recollect.common.errors import ConfigError, MissingExtraError
+from recollect.common.errors import ConfigError
 from recollect.search import StoreError, open_store
 from recollect.search.stores import milvus
 from recollect.search.stores.milvus import parse_address
@@ -33,32 +27,11 @@ def test_addresses() -> None:
         assert "secret" not in str(raised.value)
 
 
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pymilvus", None)
-    with pytest.raises(MissingExtraError, match=r"recollect\[milvus\]"):
-        open_store("milvus://host/shop")
-
-
 def test_a_server_that_is_not_there_is_said() -> None:
     pytest.importorskip("pymilvus", reason="the extra 'milvus' is not installed")
     with pytest.raises(StoreError, match="cannot be reached") as raised:
         open_store("milvus://me:secret@127.0.0.1:1/shop")
     assert "secret" not in str(raised.value)
-
-
-def test_pages_do_not_depend_on_the_order_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(milvus, "_LONGEST", 16)
-    keys = [f"photo {number}" for number in range(300)]
-    compare = {"in": lambda key, some: key in some, ">=": operator.ge, ">": operator.gt, "<=": operator.le}
-
-    def query(table: str, condition: str, columns: list[str], limit: int) -> list[dict[str, str]]:
-        parts = [(sign, json.loads(value)) for sign, value in re.findall(r"id (\S+) (\[.*?\]|\".*?\")", condition)]
-        found = [key for key in keys if all(compare[sign](key, value) for sign, value in parts)]
-        return [{"id": key} for key in random.sample(found, min(limit, len(found)))]
-
-    store = milvus.MilvusStore.__new__(milvus.MilvusStore)
-    monkeypatch.setattr(store, "_query", query)
-    assert sorted(row["id"] for row in store._pages("items", "id", 'id >= ""', ["id"])) == sorted(keys)
 
 
 @pytest.mark.slow

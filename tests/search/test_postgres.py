@@ -34,10 +34,13 @@ def test_addresses() -> None:
         assert "secret" not in str(raised.value)
 
 
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg_pool", None)
-    with pytest.raises(MissingExtraError, match=r"recollect\[postgres\]"):
-        open_store("postgresql://db/shop")
+@pytest.mark.parametrize(
+    ("module", "address"), [("psycopg_pool", "postgresql://db/shop"), ("pymilvus", "milvus://host/shop")]
+)
+def test_a_missing_package_names_the_extra(module: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=rf"recollect\[{address[:6]}"):
+        open_store(address)
 
 
 def test_a_server_that_is_not_there_is_said() -> None:

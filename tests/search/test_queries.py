@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from recollect.cli.options import parse_pairs
 from recollect.common.errors import DataError, ImageError, InputError
 from recollect.search import Index
 from recollect.search.commands import search_images
@@ -38,6 +39,16 @@ def test_files_folders_and_ids_are_answered_in_order(index: Index, photos: Path)
     assert len(search_images(index, [file])[0].matches) == 10
     with pytest.raises(InputError, match="neither a file"):
         search_images(index, ["nothing"])
+
+
+def test_pairs() -> None:
+    assert parse_pairs(["label=shoe", "label=boot", " size =a=b"], "--where") == {
+        "label": ["shoe", "boot"],
+        "size": ["a=b"],
+    }
+    for wrong in ("label", "=shoe", " =x"):
+        with pytest.raises(InputError, match=r"--where .*name=value"):
+            parse_pairs([wrong], "--where")
 
 
 def test_a_folder_of_queries_needs_no_labels(

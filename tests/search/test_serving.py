@@ -23,7 +23,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 from recollect.common.errors import ConfigError
 from recollect.models import Embedder
 from recollect.search import Index
-from recollect.search.serving import allowed_hosts, find_token, check_address
+from recollect.search.serving import allowed_hosts, check_address, find_token
 from search.live_service import Client, running
 from search.stores import fresh_address
 from search.toy_model import ToyEncoder, make_photos

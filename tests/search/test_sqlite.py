@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.search import Index, IndexBusyError, Item, OtherModelError, StoreError, open_store
+from recollect.search import Index, Item, StoreError, open_store
 from recollect.search.stores import sqlite
 from recollect.search.stores.base import is_index
 from recollect.search.stores.sqlite import SQLiteStore
 from search.stores import items, vectors
-from search.toy_model import ToyEncoder, make_photos
+from search.toy_model import ToyEncoder
 
 
 def _filled(path: Path, count: int = 50) -> SQLiteStore:
@@ -149,12 +149,13 @@ def test_other_files_are_refused_and_left_alone(tmp_path: Path) -> None:
         SQLiteStore.open(str(tmp_path / "later"))
 
 
-def test_a_process_that_died_while_making_it_leaves_no_trap(tmp_path: Path) -> None:
-    (tmp_path / "x").touch()
-    with pytest.raises(StoreError):
-        SQLiteStore.open(str(tmp_path / "x"))
-    _filled(tmp_path / "x").close()
-    assert is_index(tmp_path / "x")
+def test_a_check_reads_every_vector(tmp_path: Path) -> None:
+    _filled(tmp_path / "x", 300).close()
+    for damage, reason in (("00" * 28 + "0000c07f", "not finite"), ("00", "another length")):
+        with closing(SQLiteStore.open(str(tmp_path / "x"))) as store:
+            store._connection.execute(f"UPDATE items SET vector = x'{damage}' WHERE number = 7")
+            with pytest.raises(StoreError, match=reason):
+                store.check()
 
 
 def test_a_damaged_file_is_refused_and_not_changed(tmp_path: Path) -> None:
@@ -172,22 +173,6 @@ def test_a_damaged_file_is_refused_and_not_changed(tmp_path: Path) -> None:
             ):
                 use(store)
         assert (tmp_path / "x").read_bytes() == damaged
-
-
-def test_a_check_finds_what_sqlite_believes(tmp_path: Path) -> None:
-    for damage, found in (
-        ("UPDATE items SET vector = x'00' WHERE number = 7", "another length"),
-        ("UPDATE items SET vector = x'" + "00" * 28 + "0000c07f' WHERE number = 7", "not finite"),
-    ):
-        (tmp_path / "x").unlink(missing_ok=True)
-        _filled(tmp_path / "x", 300).close()
-        with closing(SQLiteStore.open(str(tmp_path / "x"))) as store:
-            store.check()
-        with closing(sqlite3.connect(tmp_path / "x")) as db:
-            db.execute(damage)
-            db.commit()
-        with closing(SQLiteStore.open(str(tmp_path / "x"))) as store, pytest.raises(StoreError, match=found):
-            store.check()
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
@@ -265,27 +250,12 @@ def test_an_index_is_read_without_write_permission_while_another_process_writes(
         assert asked(lambda opened: opened.count(1)) == 260
 
 
-def test_writers_that_come_by_different_links_are_kept_apart(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    (tmp_path / "real" / "x.index").touch()
-    (tmp_path / "other.index").symlink_to(tmp_path / "real" / "x.index")
-    with closing(SQLiteStore.open(str(tmp_path / "real" / "x.index"), create=True)) as first, first.writing():
-        for path in ("link/x.index", "other.index"):
-            with closing(SQLiteStore.open(str(tmp_path / path))) as second, pytest.raises(IndexBusyError):
-                second.writing().__enter__()
-
-
-def test_a_refused_model_leaves_no_file_open(tmp_path: Path) -> None:
-    photos = make_photos(tmp_path / "photos", classes=1, each=2)
+def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:
     with Index.create(tmp_path / "x", ToyEncoder()) as index:
-        index.sync(photos)
-    with pytest.raises(OtherModelError):
-        Index.open(tmp_path / "x", ToyEncoder(1))
-    with Index.open(tmp_path / "x", ToyEncoder()) as index:
-        index.remove(["class0/0.png"])
-    # The last connection to close removes SQLite's log: one that was left open would keep it.
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "photos", "x"]
+        for document in ({"format": 99}, {"format": 2}):
+            index.store.write_document("settings", document)
+            with pytest.raises(StoreError, match=r"format 99|not valid"):
+                Index.open(tmp_path / "x")
 
 
 def test_addresses(tmp_path: Path) -> None:
@@ -294,7 +264,6 @@ def test_addresses(tmp_path: Path) -> None:
         "        made = cls()\n        made.given = (address, create)\n        return made\nvalue = 3\n"
     )
     assert open_store(f"{tmp_path}/mine.py:Mine://host/x", create=True).given == ("host/x", True)
-    assert open_store(f"{tmp_path}/mine.py:Mine").given == ("", False)
     inside = open_store(f"recollect.search.stores.sqlite:SQLiteStore://{tmp_path}/x", create=True)
     assert isinstance(inside, SQLiteStore)
     inside.close()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +8,13 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from recollect.common.errors import ConfigError, DataError, InputError, StorageError
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.text import Remark
 from recollect.data import load
 from recollect.inference.training_record import trained_on
 from recollect.models import Embedder
 from recollect.search import Index, OtherModelError, thresholds
 from recollect.search.encoder import open_encoder, read_calibration
-from recollect.search.index import match_level
 from recollect.search.thresholds import BINS, calibrate, calibrate_target
 from search.stores import vectors
 from search.toy_model import ToyEncoder, make_photos
@@ -63,12 +61,6 @@ def test_wrong_input_is_named() -> None:
             calibrate(rows, labels, same_rate=rates[0], similar_rate=rates[1], fingerprint="f")
 
 
-def test_levels() -> None:
-    limits = {"same": {"similarity": 0.8}, "similar": {"similarity": 0.5}}
-    assert [match_level(value, limits) for value in (0.9, 0.8, 0.79, 0.5, 0.49)] == [
-        "same", "same", "similar", "similar", "unknown"]  # fmt: skip
-
-
 def test_an_index_says_same_similar_unknown(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", classes=6, each=6)
     with Index.create(tmp_path / "x.index", ToyEncoder()) as index:
@@ -82,6 +74,9 @@ def test_an_index_says_same_similar_unknown(tmp_path: Path) -> None:
         answers = index.search(photos / "class0" / "0.png", 36)
         assert answers[0].level == "same"
         assert {match.level for match in answers} == {"same", "similar", "unknown"}
+    with Index.open(tmp_path / "x.index") as index:  # an initialisation, which is in no folder
+        index._change(model={**index.model, "model": "lite0-in1k"})
+    assert calibrate_target(tmp_path / "x.index", same_rate=0.005)[0] == found
     (tmp_path / "flat").mkdir()
     (photos / "class1" / "0.png").rename(tmp_path / "flat" / "a.png")
     with pytest.raises(DataError, match=r"no labelled images\. Give a folder with one folder per class"):
@@ -162,28 +157,3 @@ def test_an_index_whose_model_moved_is_calibrated_only_with_its_record(tmp_path:
         calibrate_target(index, model=tmp_path / "other")
     with pytest.raises(InputError, match="is not an index"):
         calibrate_target(moved, str(photos), model=moved)
-
-
-@pytest.mark.parametrize(
-    ("model", "is_folder"),
-    [("lite0-in1k", False), ("hf://me/model@1", False), ("timm:a/b", False), ("/home/me/net.py:Net", False),
-     (None, False), ("/home/me/run", True), ("C:\\me\\run", True)],
-)  # fmt: skip
-def test_only_folders_can_be_gone(tmp_path: Path, model: str | None, is_folder: bool) -> None:
-    encoder = ToyEncoder()
-    encoder.provenance["model"] = model
-    with Index.create(tmp_path / "x.index", encoder) as index:
-        index.sync(make_photos(tmp_path / "photos"))
-    with pytest.raises(ConfigError, match="--model") if is_folder else nullcontext():
-        assert calibrate_target(tmp_path / "x.index", same_rate=0.05)[0].classes == 4
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_embedding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tmp_path / "model"
-    Embedder.create("tiny", size=16, dim=8).save(model)
-    (model / "calibration.json").mkdir()
-    monkeypatch.setattr("recollect.search.thresholds.open_encoder", lambda *given: pytest.fail("work has begun"))
-    with pytest.raises(StorageError, match="it is a folder"):
-        calibrate_target(model, str(tmp_path))
