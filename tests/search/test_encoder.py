@@ -75,12 +75,10 @@ def test_a_fingerprint_changes_with_weights_and_preprocessing(tmp_path: Path) ->
     with torch.no_grad():
         next(moved.parameters()).add_(1e-3)
     assert fingerprint(moved) != first
-    other = Embedder.load(model)
-    other.config = replace(other.config, preprocessing=replace(other.config.preprocessing, interpolation="bicubic"))
-    assert fingerprint(other) != first
-    pooled = Embedder.load(model)
-    pooled.config = replace(pooled.config, pooling="max")
-    assert fingerprint(pooled) != first
+    for change in ({"preprocessing": replace(moved.preprocessing, interpolation="bicubic")}, {"pooling": "max"}):
+        other = Embedder.load(model)
+        other.config = replace(other.config, **change)
+        assert fingerprint(other) != first
 
 
 def test_an_index_opens_its_model_and_notices_another(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -34,7 +33,6 @@ def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, new = find_token(None)
     assert new
     assert len(made) >= 32
-    assert find_token(None)[0] != made
     monkeypatch.setenv("RECOLLECT_TOKEN", "from-the-environment")
     assert find_token(None) == ("from-the-environment", False)
     file = tmp_path / "token"
@@ -45,10 +43,6 @@ def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         find_token(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         find_token(tmp_path / "nothing")
-    if sys.platform != "win32":
-        os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(ConfigError, match="pipe"):  # and not waited for
-            find_token(tmp_path / "pipe")
 
 
 def test_host_names() -> None:
