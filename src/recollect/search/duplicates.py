@@ -160,7 +160,7 @@ def find_duplicates(
     members: dict[int, list[Item]] = {}
     for item, root in zip(items, roots.tolist(), strict=True):
         members.setdefault(root, []).append(item)
-    groups = [_group(some, float(lowest[root])) for root, some in members.items() if len(some) > 1]
+    groups = [_group(same, float(lowest[root])) for root, same in members.items() if len(same) > 1]
     return sorted(groups, key=lambda group: (-len(group.items), group.items[0].id)), len(items)
 
 

@@ -68,7 +68,6 @@ class Encoder(Protocol):
         An image that cannot be read raises its ``ImageError``; with ``on_bad`` that is called with its number and the
         error, and its row is NaN.
         """
-        ...
 
 
 class ModelEncoder:

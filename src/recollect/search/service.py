@@ -271,12 +271,12 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Make room, and limit the time until the first request."""
         super().connection_made(transport)
-        self.made = self.loop.time()
+        self.start = self.loop.time()
         self.loop.call_later(_HEADER_SECONDS, lambda: transport.close() if self.cycle is None else None)
         if len(self.connections) > CONNECTIONS:
             waiting = [other for other in self.connections if isinstance(other, Connection) and other.is_waiting()]
             if waiting:
-                min(waiting, key=lambda other: other.made).transport.close()
+                min(waiting, key=lambda other: other.start).transport.close()
 
     def is_waiting(self) -> bool:
         """Whether the client has to send something first."""

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
@@ -125,11 +126,9 @@ class Store(Protocol):
         Raises:
             StoreError: there is no store, it cannot be reached, or it is something else.
         """
-        ...
 
     def close(self) -> None:
         """Close files and connections."""
-        ...
 
     def writing(self, wait: float = 0.0) -> AbstractContextManager[None]:
         """Be the only writer inside the block; the lock ends with the process, for any reason.
@@ -137,55 +136,45 @@ class Store(Protocol):
         Raises:
             IndexBusyError: another process is still writing after ``wait`` seconds.
         """
-        ...
 
     def read_document(self, key: str) -> dict[str, Any] | None:
         """A small JSON document, e.g. the index's settings."""
-        ...
 
     def write_document(self, key: str, value: Mapping[str, Any] | None) -> None:
         """Replace a document in one step; None removes it."""
-        ...
 
     def generations(self) -> list[int]:
         """Numbers of the existing generations, in order."""
-        ...
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
         """Create an empty generation for vectors of ``dim`` values, stored in half precision if ``half``."""
-        ...
 
     def drop_generation(self, generation: int) -> None:
         """Remove a generation and its content, if it exists."""
-        ...
 
     def put(self, generation: int, items: Sequence[Item]) -> None:
         """Add items, replacing those with the same ids: all of them or, if anything fails, none."""
-        ...
 
     def delete(self, generation: int, ids: Sequence[str]) -> int:
         """Remove items; returns how many existed."""
-        ...
 
     def get(self, generation: int, ids: Sequence[str], *, vectors: bool = False) -> dict[str, Item]:
         """The items with these ids that exist, without pictures."""
-        ...
 
     def picture(self, digest: str) -> bytes | None:
         """The bytes of an image that was stored with its picture."""
-        ...
 
     def iterate(self, generation: int, *, vectors: bool = False) -> Iterator[Item]:
         """All items, in no particular order, in bounded memory."""
-        ...
 
     def count(self, generation: int, where: Where | None = None) -> int:
         """The number of items."""
-        ...
 
     def values(self, generation: int, column: str, limit: int = 1000) -> dict[str, int]:
-        """The most frequent values of a metadata column with their counts."""
-        ...
+        """The most frequent values of a metadata column with their counts, among the first 20,000 items."""
+        items = islice(self.iterate(generation), 20_000)
+        counts = Counter(item.metadata[column] for item in items if column in item.metadata)
+        return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:limit])
 
     def search(
         self,
@@ -205,7 +194,6 @@ class Store(Protocol):
             approximate: use the store's approximate search; a list may then miss items. None lets the store decide.
             candidates: how many items approximate search compares exactly, per query.
         """
-        ...
 
     def build_approximate(self, generation: int) -> None:
         """Build or rebuild the approximate index, if the store needs one."""

@@ -15,7 +15,6 @@ import base64
 import json
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -183,12 +182,6 @@ class MilvusStore(Store):
     def count(self, generation: int, where: Where | None = None) -> int:
         """Number of items."""
         return int(self._query(self._table(generation), _condition(where), ["count(*)"])[0]["count(*)"])
-
-    def values(self, generation: int, column: str, limit: int = 1000) -> dict[str, int]:
-        """Most frequent values of a column among the first 20,000 items."""
-        items = islice(self.iterate(generation), 20_000)  # Milvus cannot group
-        counts = Counter(item.metadata[column] for item in items if column in item.metadata)
-        return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:limit])
 
     def search(
         self,

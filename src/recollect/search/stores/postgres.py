@@ -80,7 +80,7 @@ class PostgresStore(Store):
             max_size=8,  # by default a server accepts 100 connections in total
             timeout=10,  # seconds that a search waits for a server that restarts
             configure=adapters.register_vector,
-            check=self._check_connection,
+            check=pool.ConnectionPool.check_connection,  # after a restart of the server, all that were open are dead
             open=True,
         )
 
@@ -294,14 +294,6 @@ class PostgresStore(Store):
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._session() as session:
             return list(session.execute(query, values, binary=True).fetchall())
-
-    def _check_connection(self, session: Any) -> None:
-        """Test a connection before it is used: after a restart of the server, all that were open are dead."""
-        try:
-            session.execute("")  # one round trip, and no work there
-        except self._errors.OperationalError:
-            self._pool.check()  # the others: the pool would find them one by one, with a longer pause after each
-            raise
 
     @contextmanager
     def _session(self) -> Iterator[Any]:
