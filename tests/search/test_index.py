@@ -53,7 +53,6 @@ def test_a_folder_is_indexed_and_searched(index: Index, photos: Path) -> None:
     assert [m.id for m in by_vector] == [m.id for m in found]
     with Image.open(photos / "class2" / "3.png") as image:
         assert index.search(image, k=1)[0].id == "class2/3.png"
-    assert index.search((photos / "class2" / "3.png").read_bytes(), k=1)[0].id == "class2/3.png"
     assert index.values("label") == {f"class{n}": 5 for n in range(4)}
     assert index.count({"label": "class1"}) == 5
     assert index.model["name"] == "toy 0"

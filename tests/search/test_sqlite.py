@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from recollect.common.errors import ConfigError, DataError
-from recollect.search import Index, Item, StoreError, open_store
+from recollect.search import Index, IndexBusyError, Item, StoreError, open_store
 from recollect.search.stores import sqlite
 from recollect.search.stores.base import is_index
 from recollect.search.stores.sqlite import SQLiteStore
@@ -139,6 +139,10 @@ def test_other_files_are_refused_and_left_alone(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == before
     with pytest.raises(StoreError, match="folder"):
         SQLiteStore.open(str(tmp_path), create=True)
+    (tmp_path / "died").touch()  # by a process that died while creating it
+    with pytest.raises(StoreError, match="there is no index"):
+        SQLiteStore.open(str(tmp_path / "died"))
+    _filled(tmp_path / "died").close()
     with pytest.raises(DataError, match="cannot be"):
         SQLiteStore.open(str(tmp_path / "text" / "below"), create=True)
     _filled(tmp_path / "later").close()
@@ -248,6 +252,14 @@ def test_an_index_is_read_without_write_permission_while_another_process_writes(
         reader.join()
         assert results == [(60, 260, 260)]
         assert asked(lambda opened: opened.count(1)) == 260
+
+
+def test_writers_that_come_by_different_links_are_kept_apart(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    first = SQLiteStore.open(str(tmp_path / "x"), create=True)
+    second = SQLiteStore.open(str(tmp_path / "link" / "x"))
+    with closing(first), closing(second), first.writing(), pytest.raises(IndexBusyError):
+        second.writing().__enter__()
 
 
 def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:

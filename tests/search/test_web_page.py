@@ -122,8 +122,16 @@ def test_filter_threshold_and_number(chromium: Browser, service: Client, index: 
     chromium.until("return document.querySelectorAll('.card').length === 12")
 
 
-def test_the_keyboard_is_enough(chromium: Browser, service: Client, photos: Path) -> None:
+def test_the_keyboard_is_enough_and_errors_are_shown(
+    chromium: Browser, service: Client, photos: Path, tmp_path: Path
+) -> None:
     chromium.look(1200, 900, "light")
+    chromium.visit(f"{service.address}/")
+    chromium.until(_READY)
+    for name, message in (("bad.png", "not a readable image"), ("notes.txt", "That is not an image.")):
+        (tmp_path / name).write_bytes(b"not an image")
+        chromium.choose("#file", tmp_path / name)
+        chromium.until(f"return document.getElementById('status').textContent.includes({message!r})")
     chromium.visit(f"{service.address}/")
     reached = []
     for _ in range(8):
@@ -171,17 +179,6 @@ def test_pictures_are_large_names_are_whole_and_a_missing_picture_is_said(chromi
     assert {key: text for key, (text, _) in shown.items()} == {"line\nbreak.png": "", long: "", "2.png": "no picture"}
     assert all(width > 190 for _, width in shown.values())
     assert name == [True, "clip"]
-
-
-def test_what_goes_wrong_is_said(chromium: Browser, service: Client, tmp_path: Path) -> None:
-    chromium.visit(f"{service.address}/")
-    chromium.until(_READY)
-    (tmp_path / "bad.png").write_bytes(b"not an image")
-    chromium.choose("#file", tmp_path / "bad.png")
-    chromium.until("return document.getElementById('status').textContent.includes('not a readable image')")
-    (tmp_path / "notes.txt").write_text("x")
-    chromium.choose("#file", tmp_path / "notes.txt")
-    chromium.until("return document.getElementById('status').textContent === 'That is not an image.'")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (400, "light"), (320, "dark")])
