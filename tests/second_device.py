@@ -97,6 +97,10 @@ def _empty(size: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
     return SecondTensor(torch.empty(size, dtype=dtype or torch.get_default_dtype()))
 
 
+def _arange(*bounds: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
+    return SecondTensor(torch.arange(*bounds, dtype=dtype))
+
+
 def _empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
     return SecondTensor(torch.empty_strided(size, stride, dtype=dtype or torch.get_default_dtype()))
 
@@ -113,4 +117,6 @@ backend_registration._setup_privateuseone_for_python_backend("second", DEVICE)
 _library = torch.library.Library("aten", "IMPL")
 _library.impl("empty.memory_format", _empty, "PrivateUse1")
 _library.impl("empty_strided", _empty_strided, "PrivateUse1")
+for name in ("arange", "arange.start", "arange.start_step"):  # by default they resize a tensor, which this one cannot
+    _library.impl(name, _arange, "PrivateUse1")
 _library.impl("_copy_from", _copy_from, "PrivateUse1")

@@ -1,18 +1,15 @@
-"""Losses, the step and evaluation on a device that is not the CPU: the same numbers, gradients included, and few stalls."""
+"""Losses, the step and evaluation on a device that is not the CPU: the same numbers, gradients included, and few waits."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils import backend_registration
 
-from recollect.losses import HierarchicalAP, RecallAtK, Roadmap, SmoothAP, SupAP
-from recollect.losses.average_precision import BinnedAP, BlackboxAP
-from recollect.losses.rank_loss import TiledLoss
+from recollect.evaluation import evaluate, ranks
+from recollect.losses import RecallAtK, create
 
 if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
     pytest.skip("a device of one's own needs a newer torch", allow_module_level=True)
@@ -27,7 +24,7 @@ def _batch(count: int = 48, per_class: int = 4, dim: int = 8) -> tuple[Tensor, T
     return normalize(torch.randn(count, dim, generator=generator), dim=1), torch.arange(count) // per_class
 
 
-def _of_loss(loss: TiledLoss, device: torch.device) -> tuple[Tensor, Tensor]:
+def _of_loss(loss: nn.Module, device: torch.device) -> tuple[Tensor, Tensor]:
     """Value and gradient."""
     torch.manual_seed(7)
     embeddings, labels = _batch()
@@ -39,10 +36,11 @@ def _of_loss(loss: TiledLoss, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("simix", [False, True])
-@pytest.mark.parametrize("kind", [RecallAtK, SmoothAP, SupAP, Roadmap, BinnedAP, BlackboxAP, HierarchicalAP])
-def test_a_loss_has_the_same_value_and_gradient(kind: type[TiledLoss], simix: bool) -> None:
-    options: dict[str, Any] = {"coarse": [0] * 6 + [1] * 6} if kind is HierarchicalAP else {}
-    loss = kind(simix=simix, **options)
+@pytest.mark.parametrize(
+    "name", ["recall_at_k", "smooth_ap", "sup_ap", "roadmap", "binned_ap", "blackbox_ap", "hierarchical_ap"]
+)
+def test_a_loss_has_the_same_value_and_gradient(name: str, simix: bool) -> None:
+    loss = create(name, simix=simix, **({"coarse": [0] * 6 + [1] * 6} if name == "hierarchical_ap" else {}))
     for ours, expected in zip(_of_loss(loss, SECOND), _of_loss(loss, torch.device("cpu")), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
 
@@ -58,3 +56,18 @@ def test_a_rank_loss_waits_for_the_device_once_per_call_not_per_tile(simix: bool
         loss(embeddings, labels).backward()
         assert sum(DEVICE.waits.values()) == 1, DEVICE.waits
     assert DEVICE.operations > 1000, "the small memory makes many tiles"
+
+
+def test_an_evaluation_has_the_same_ranks_and_waits_at_most_six_times_per_pair_of_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    embeddings, labels = _batch(400, 4, 6)
+    embeddings[100:150] = embeddings[100]  # ties, which are settled in float64
+    expected = evaluate(embeddings, labels)
+    monkeypatch.setattr(ranks, "_SIDE", 48)
+    monkeypatch.setattr(ranks, "_DEVICE_SIDES", 1)
+    DEVICE.reset()
+    result = evaluate(embeddings.to(SECOND), labels)
+    assert result.metrics == expected.metrics
+    tiles = -(-400 // 48)
+    assert sum(DEVICE.waits.values()) <= 6 * tiles * (tiles + 1) / 2, DEVICE.waits

@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from oracles import metrics as reference
 from recollect.evaluation import evaluate, evaluate_revisited, metrics as metrics_module, ranks as ranks_module
 from recollect.evaluation.metrics import METRICS
+from recollect.losses import RecallAtK
 
 KS = (1, 2, 5, 1000)  # 1000 exceeds every gallery here
 
@@ -166,14 +167,29 @@ def test_self_is_left_out_by_identity():
     assert evaluate(vectors, [0, 0, 1, 1], ks=[1]).metrics["r@1"] == 1.0
 
 
-def test_global_settings_are_left_as_found():
-    before = torch.get_float32_matmul_precision()
+@pytest.mark.parametrize("newer", [False, True])
+def test_products_are_in_full_float32_whatever_the_program_allows(newer, monkeypatch):
+    matmul = torch.backends.cuda.matmul
+    if newer and not hasattr(matmul, "fp32_precision"):
+        pytest.skip("from torch 2.9")
+    before, mm, precisions = torch.get_float32_matmul_precision(), torch.mm, []
+    monkeypatch.setattr(torch, "mm", lambda *a, **o: (precisions.append(setting()), mm(*a, **o))[1])
+    setting = (lambda: matmul.fp32_precision) if newer else torch.get_float32_matmul_precision
+    allowed, full = ("tf32", "ieee") if newer else ("medium", "highest")
+    embeddings = torch.eye(4).requires_grad_()
     try:
-        torch.set_float32_matmul_precision("medium")
-        evaluate(np.eye(4, dtype=np.float32), [0, 0, 1, 1])
-        assert torch.get_float32_matmul_precision() == "medium"
+        if newer:
+            matmul.fp32_precision = allowed
+        else:
+            torch.set_float32_matmul_precision(allowed)
+        evaluate(embeddings, [0, 0, 1, 1])
+        RecallAtK()(embeddings, torch.tensor([0, 0, 1, 1])).backward()
+        assert set(precisions) == {full}
+        assert setting() == allowed
         assert torch.is_grad_enabled()
     finally:
+        if newer:
+            matmul.fp32_precision = "none"
         torch.set_float32_matmul_precision(before)
 
 

@@ -82,12 +82,12 @@ class Vectors:
             here = np.flatnonzero(which == number)
             if here.size:
                 local = indices[here] - self._starts[number]
-                part_rows = part[torch.from_numpy(local).to(part.device)] if isinstance(part, Tensor) else part[local]
+                part_rows = part[to_tensor(local, part.device)] if isinstance(part, Tensor) else part[local]
                 values = self._converted(part_rows, dtype)
                 if here.size == len(indices):
                     rows = values
                 else:
-                    rows[torch.from_numpy(here).to(self.device)] = values
+                    rows[to_tensor(here, self.device)] = values
         self._check(rows, lambda row: int(indices[row]))
         return rows if self._lengths is None else _divided(rows, self._lengths[torch.from_numpy(indices)])
 
@@ -288,8 +288,9 @@ def as_labels(labels: Any, what: str) -> NDArray[Any]:
 
 
 def to_tensor(values: Ints, device: torch.device) -> Tensor:
-    """Indices on the device that computes."""
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+    """Indices on the device that computes; a GPU gets them without the host waiting for what was queued before."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def _ranges(starts: Ints, lengths: Ints) -> Ints:

@@ -28,7 +28,7 @@ from recollect.common.files import atomic_write
 from recollect.common.machine import usable_device
 from recollect.evaluation.inputs import ArrayLike, ByLists, Vectors, as_labels, to_tensor
 from recollect.evaluation.metrics import METRICS, checked_ks, limits_for
-from recollect.evaluation.ranks import DEFAULT_MEMORY, stream_ranks
+from recollect.evaluation.ranks import stream_ranks
 from recollect.evaluation.retrieval import Evaluation, evaluate, gather, refuse_existing, shard
 from recollect.evaluation.tiles import Ties
 
@@ -186,7 +186,7 @@ def evaluate_revisited(
     setups: Sequence[str] = ("easy", "medium", "hard"),
     similarity: Literal["dot", "cosine"] = "dot",
     ties: Ties = "pessimistic",
-    memory: int = DEFAULT_MEMORY,
+    memory: int | None = None,
     device: torch.device | str | None = None,
     distributed: bool = False,
     progress: bool = False,

@@ -114,7 +114,7 @@ class QueryTile:
         self._bounds: dict[torch.dtype, _Bounds] = {}
 
         positives, ignored = relevance.pairs(numbers)
-        counts = relevance.counts[numbers]
+        self._counts = counts = relevance.counts[numbers]
         width = max(1, int(counts.max()))
         self._positives = to_tensor(counts, device)
         real = torch.arange(width, device=device) < self._positives.unsqueeze(1)
@@ -128,7 +128,8 @@ class QueryTile:
         self._items = items.gather(1, order)
         self._similarities = similarities.masked_fill_(~real, math.inf)
         self._limits = limits(self._positives, width) * real
-        self._limited = bool((self._limits < 1 << 32).logical_and_(self._limits > 0).any())
+        # Reading whether any count can be complete would make the host wait for a GPU.
+        self._limited = device.type != "cpu" or bool((self._limits < 1 << 32).logical_and_(self._limits > 0).any())
         # Of the query and its longest positive, not of what it is compared with: that depends on the tile. A zero vector
         # ties with everything and has no rounding error: use the smallest positive number.
         scale = self._lengths * lengths.amax(dim=1, keepdim=True)
@@ -169,7 +170,8 @@ class QueryTile:
             self.open = similarities.device.type != "cpu" or bool(bounds.floors.isfinite().any())
         if similarities.device.type != "cpu":  # every step waits for the device: all rows at once
             rows = torch.arange(len(self.queries), device=similarities.device)
-            self._add(items, space, *self._count_rows(similarities.index_select(0, rows), rows, items, space))
+            part = similarities[: len(rows)].contiguous()
+            self._add(items, space, *self._count_rows(part, rows, items, space))
             return
         if self._dense:  # all rows were crowded in a tile before: look again after a few more
             self._dense -= 1
@@ -243,10 +245,10 @@ class QueryTile:
         place = torch.arange(1, self._limits.shape[1] + 1, device=self._limits.device)
         ranks = (torch.minimum(self._above(), self._limits) + place).double()
         ranks.masked_fill_(place > self._positives.unsqueeze(1), math.inf)
-        kept = self._positives > 0
         queries = to_tensor(self.queries, ranks.device)
         of_all = queries, self._positives, ranks, self._items, self._similarities, self._tolerance.squeeze(1)
-        return RankTile(*(values[kept] for values in of_all))
+        with_positives = to_tensor(np.flatnonzero(self._counts), ranks.device)
+        return RankTile(*(values.index_select(0, with_positives) for values in of_all))
 
 
 class Workspace:
