@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypat
     chosen = whitening_images(training.config, training.sets.train)
     assert chosen is not None
     whiten_last_layer(training, chosen)
-    training.network.embedder.save(tmp_path / "untrained")
+    training.embedder.save(tmp_path / "untrained")
     training.close()
     # Never interrupted.
     whole = tmp_path / "whole"
@@ -175,15 +176,15 @@ def test_parts_of_the_validation_set_give_the_same_map(data: Path) -> None:
             return Processes.of().gather(torch.cat([other[0], embeddings]), torch.cat([other[1], labels]))
 
     training = build(prepare(resolve(RECIPE, settings(data, **SHORT)), torch.device("cpu"), Processes.of()))
-    network, device, (whole,) = training.network, training.machine.device, training.watched
+    network, device, (whole,) = training.network, training.device, training.watched
     parts = [
-        watch(training.config, network, Processes(rank, 2, None), "val", whole.images, whole.benchmark)
+        watch(replace(training, processes=Processes(rank, 2, None)), "val", whole.images, whole.benchmark)
         for rank in (0, 1)
     ]
     assert [part.start for part in parts] == [0, 40]
-    other = judging.embed(network.trained, parts[0], device, None)
-    expected = judging.evaluate_watched(network.trained, whole, Processes.of(), device)
-    assert judging.evaluate_watched(network.trained, parts[1], Second(0, 1, None), device) == pytest.approx(
+    other = judging.embed(network, parts[0], device, None)
+    expected = judging.evaluate_watched(network, whole, Processes.of(), device)
+    assert judging.evaluate_watched(network, parts[1], Second(0, 1, None), device) == pytest.approx(
         expected, abs=1e-6
     )
     for source in (*(part.source for part in parts), training):

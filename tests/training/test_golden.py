@@ -43,7 +43,7 @@ def test_twenty_steps_give_the_known_losses(tmp_path: Path, monkeypatch: pytest.
 
     def build_in_float64(*arguments: Any) -> Any:
         training = original(*arguments)
-        to_float64(training.network.trained)
+        to_float64(training.network)
         return training
 
     monkeypatch.setattr(trainer, "build", build_in_float64)

@@ -74,7 +74,7 @@ def test_no_steps_give_the_closed_form(root: Path, tmp_path: Path) -> None:
     assert (outcome.steps, outcome.chosen_step) == (0, 0)
     training = build(prepare(config, CPU, Processes()))
     try:
-        embedder, images = training.network.embedder, training.sets.train
+        embedder, images = training.embedder, training.sets.train
         features = embedder.embed([images.read(i) for i in range(len(images))], before_head=True, progress=False)
         weight, bias = whitening_from_classes(features, torch.from_numpy(images.labels), 0.3).linear(16)
         found = final_weights(tmp_path / "run")
@@ -90,7 +90,7 @@ def test_no_steps_give_the_closed_form(root: Path, tmp_path: Path) -> None:
 def test_the_head_alone_learns_and_repeats_itself(root: Path) -> None:
     setup = prepare(small_config(root, **HEAD), CPU, Processes())
     data = HeadData(torch.from_numpy(np.asarray(open_source(setup).rows)), setup.sets.train.labels)  # type: ignore[union-attr]
-    start = setup.network.embedder
+    start = setup.embedder
     one, other = copy.deepcopy(start), copy.deepcopy(start)
     for embedder in (one, other):
         train_head(embedder, data, setup.config, 1e-2, 20)
@@ -206,7 +206,7 @@ def test_no_last_layer_is_added_where_none_improves_on_the_features(
         "the features as they are"
         in {setting.name: setting.reason for setting in found.auto_settings}["model.whitening"]
     )
-    embedder, images = found.network.embedder, found.sets.train
+    embedder, images = found.embedder, found.sets.train
     whitening_set = whitening_images(found.config, images)
     assert whitening_set is not None
     whiten_last_layer(training, whitening_set)
@@ -287,7 +287,7 @@ def test_there_is_no_verdict_without_anything_to_compare_with(root: Path) -> Non
     random = small_config(root, **HEAD)
     training = build(prepare(random, CPU, Processes()))
     try:
-        train_set, embedder = training.sets.train, training.network.embedder
+        train_set, embedder = training.sets.train, training.embedder
         assert judge(random, embedder, train_set, train_set, 1).verdicts == {}, (
             "random weights are nothing to compare with"
         )
@@ -314,7 +314,7 @@ def test_fine_tuning_may_begin_with_the_head(root: Path, tmp_path: Path) -> None
             chosen = whitening_images(training.config, training.sets.train)
             assert chosen is not None
             whiten_last_layer(training, chosen)
-            found.append({name: value.clone() for name, value in training.network.embedder.state_dict().items()})
+            found.append({name: value.clone() for name, value in training.embedder.state_dict().items()})
         finally:
             training.close()
     assert same_bits(found[1], found[2])

@@ -49,14 +49,14 @@ def test_making_a_plan_leaves_no_trace(root: Path) -> None:
     settings = {"data.validation": "paper", "batch.size": 8}
     made = build.build(build.prepare(small_config(root, **settings), CPU, Processes(), build.PassedObjects(loss=loss)))
     try:
-        before = {name: tensor.clone() for name, tensor in made.network.embedder.state_dict().items()}
+        before = {name: tensor.clone() for name, tensor in made.embedder.state_dict().items()}
         drawn, of_loss = torch.get_rng_state(), loss.generator.get_state()  # type: ignore[union-attr]
         plan = make_plan(made)
         assert torch.equal(torch.get_rng_state(), drawn)
         assert torch.equal(loss.generator.get_state(), of_loss)  # type: ignore[union-attr]
-        assert all(torch.equal(before[name], tensor) for name, tensor in made.network.embedder.state_dict().items())
-        assert all(parameter.grad is None for parameter in made.network.embedder.parameters())
-        assert made.network.trained.training
+        assert all(torch.equal(before[name], tensor) for name, tensor in made.embedder.state_dict().items())
+        assert all(parameter.grad is None for parameter in made.embedder.parameters())
+        assert made.network.training
     finally:
         made.close()
     total = plan.steps * plan.seconds_per_step + plan.evaluations * plan.seconds_per_evaluation

@@ -498,7 +498,7 @@ def test_trainings_are_built_the_same_twice(root: Path) -> None:
     for noise in (1, 2):
         torch.manual_seed(noise)
         made = build.build(build.prepare(small_config(root), torch.device("cpu"), Processes()))
-        states.append((made.network.embedder.state_dict(), torch.get_rng_state()))
+        states.append((made.embedder.state_dict(), torch.get_rng_state()))
         made.close()
     assert same_bits(states[0][0], states[1][0])
     assert torch.equal(states[0][1], states[1][1])

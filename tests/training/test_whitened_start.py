@@ -36,7 +36,7 @@ def test_differences_within_classes_become_white(images: Path, tmp_path: Path) -
     training = build(prepare(config, torch.device("cpu"), Processes.of()))
     try:
         whiten(training)
-        train_set, embedder = training.sets.train, training.network.embedder
+        train_set, embedder = training.sets.train, training.embedder
         features = embedder.embed([train_set.read(i) for i in range(160)], before_head=True)
         linear = embedder.head.linear
         assert linear is not None

@@ -16,7 +16,7 @@ import os
 import threading
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
@@ -124,7 +124,7 @@ class Pipeline:
         """
         return next(self.stream([indices], epoch, number))
 
-    def stream(self, batches: Iterable[Sequence[int] | Indices], epoch: int = 0, first: int = 0) -> Iterator[Batch]:
+    def stream(self, batches: Iterable[Sequence[int] | Indices], epoch: int = 0, first: int = 0) -> Generator[Batch]:
         """Load batches in order, decoding ahead of use within ``prefetch_bytes``.
 
         With a transform that keeps sizes, a batch is a list of images. ``batches`` is read ahead too: a sampler's state

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ class FeatureBatches:
         if not self.readable.any():
             raise DataError(f"none of {len(labels):,} images can be read: {self.bad_images[0]}")
 
-    def stream(self, batches: Iterable[Indices], epoch: int = 0, first: int = 0) -> Iterator[Batch]:
+    def stream(self, batches: Iterable[Indices], epoch: int = 0, first: int = 0) -> Generator[Batch]:
         """Batches for training, in order; ``first`` is the number of the first within its epoch."""
         return (self._batch(self._replaced(indices, epoch, number)) for number, indices in enumerate(batches, first))
 

@@ -12,7 +12,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -283,32 +283,6 @@ def load_split(data: DataConfig, split: str) -> ImageSet:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The device, precision and processes of a training."""
-
-    device: torch.device
-    dtype: torch.dtype | None = None
-    """Type of autocast; None for float32."""
-    processes: Processes = field(default_factory=Processes)
-    """The processes that share each batch."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """The network and its trained part.
-
-    Args:
-        embedder: the whole network, which is saved.
-        trained: the module that the loop calls: the embedder, or the part after its frozen part.
-        frozen: the frozen part, if any.
-    """
-
-    embedder: Embedder
-    trained: nn.Module
-    frozen: nn.Module | None = None
-
-
-@dataclass(frozen=True)
 class Setup:
     """What a training is built from, before anything long is computed."""
 
@@ -318,9 +292,18 @@ class Setup:
     undecided: frozenset[str]
     """Settings that were ``"auto"`` and that can be chosen better from features (``head.py``); none for few images."""
     passed: PassedObjects
-    machine: Machine
+    device: torch.device
+    dtype: torch.dtype | None
+    """Type of autocast; None for float32."""
+    processes: Processes
+    """The processes that share each batch."""
     sets: Sets
-    network: Network
+    embedder: Embedder
+    """The whole network, which is saved."""
+    frozen: nn.Module | None
+    """The frozen part, if any."""
+    network: nn.Module
+    """The module that the loop calls: the embedder, or the part after its frozen part."""
     example: Tensor
     """One input of the largest size, with a first dimension of 1."""
     share: float
@@ -414,40 +397,45 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
         torch.backends.cudnn.benchmark = False
     if config.run.precision == "fp16" and device.type == "cpu":
         raise ConfigError("run.precision fp16 is for GPUs, but this runs on the CPU: use bf16 or fp32.")
-    machine = Machine(device, _PRECISIONS[config.run.precision], processes)
-    network = make_network(config, device, passed.model)
-    check_trainable_in_chunks(network.trained)
-    network.trained.train()
-    example, share = largest_input(config, network.embedder, sets.train, network.frozen)
+    dtype, model = _PRECISIONS[config.run.precision], passed.model
+    embedder = model if isinstance(model, Embedder) else make_embedder(config.model, config.run.seed, model)
+    frozen: nn.Module | None = None
+    network: nn.Module = embedder.to(device)
+    if (upto := config.model.freeze) != "none":
+        embedder.freeze(upto)
+        frozen, network = embedder.split(upto)
+    check_trainable_in_chunks(network)
+    network.train()
+    example, share = largest_input(config, embedder, sets.train, frozen)
     size = config.batch.size if isinstance(config.batch.size, int) else len(sets.train)
     mine, chunk = -(-size // processes.size), config.batch.chunk
     # From the settings only: a resumed run keeps its number of threads, even if another chunk fits now.
-    threads = step_threads(network.trained, example, mine, mine if chunk == "auto" else chunk)
+    threads = step_threads(network, example, mine, mine if chunk == "auto" else chunk)
     if chunk == "auto":
         # One image repeated M times needs as much memory as M images at most, and needs no reading.
-        chunk = find_chunk(network.trained, example.expand(mine, *example.shape[1:]), machine.dtype)
+        chunk = find_chunk(network, example.expand(mine, *example.shape[1:]), dtype)
     return Setup(
-        config, auto_settings, undecided, passed, machine, sets, network, example, share, min(chunk, mine), threads
+        config=config,
+        auto_settings=auto_settings,
+        undecided=undecided,
+        passed=passed,
+        device=device,
+        dtype=dtype,
+        processes=processes,
+        sets=sets,
+        embedder=embedder,
+        frozen=frozen,
+        network=network,
+        example=example,
+        share=share,
+        chunk=min(chunk, mine),
+        threads=threads,
     )
-
-
-def make_network(config: Config, device: torch.device, model: nn.Module | None = None) -> Network:
-    """The embedder on its device, split at ``model.freeze``; ``model``: the embedder, or its backbone."""
-    embedder = model if isinstance(model, Embedder) else make_embedder(config.model, config.run.seed, model)
-    embedder = embedder.to(device)
-    upto = config.model.freeze
-    if upto == "none":
-        return Network(embedder, embedder)
-    embedder.freeze(upto)
-    frozen, rest = embedder.split(upto)
-    return Network(embedder, rest, frozen)
 
 
 def open_source(setup: Setup) -> BatchSource:
     """The training images as batches. Features of a frozen part are computed here, unless they are stored."""
-    return make_source(
-        setup.config, setup.network.embedder, setup.sets.train, frozen=setup.network.frozen, training=True
-    )
+    return make_source(setup.config, setup.embedder, setup.sets.train, frozen=setup.frozen, training=True)
 
 
 def build(setup: Setup, source: BatchSource | None = None) -> Training:
@@ -457,17 +445,17 @@ def build(setup: Setup, source: BatchSource | None = None) -> Training:
         setup: see ``prepare``; ``head.choose_start`` has made its choices.
         source: the training images, if ``open_source`` was called already.
     """
-    config, machine, sets, network = setup.config, setup.machine, setup.sets, setup.network
+    config, sets = setup.config, setup.sets
     source = source or open_source(setup)
     watched = [
-        watch(config, network, machine.processes, name, images, benchmark)
+        watch(setup, name, images, benchmark)
         for name, images, benchmark in (("val", sets.validation, sets.benchmark), ("test", sets.test, None))
         if images is not None
     ]
     sampler = make_sampler(config, sets.train.labels)
     trained = make_trained(setup, setup.passed.loss)
     # All processes have built the same network; from here on they draw different random numbers (dropout).
-    torch.manual_seed(config.run.seed + 7919 * (machine.processes.rank + 1))
+    torch.manual_seed(config.run.seed + 7919 * (setup.processes.rank + 1))
     return Training(
         **vars(setup),
         source=source,
@@ -480,21 +468,21 @@ def build(setup: Setup, source: BatchSource | None = None) -> Training:
 
 def make_trained(setup: Setup, loss: nn.Module | None = None) -> Trained:
     """The loss and the optimizer beside the network; ``loss``: one passed in Python."""
-    config, machine, train, embedder = setup.config, setup.machine, setup.sets.train, setup.network.embedder
+    config, device, train, embedder = setup.config, setup.device, setup.sets.train, setup.embedder
     classes = len(train.class_names)
     if loss is None:
         loss = make_loss(config, classes, embedder.dim, train.coarse_of_classes)
     else:
         each = config.batch.samples_per_class
-        try_copy(loss, type(loss).__name__, embedder.dim, classes, samples_per_class=each, device=machine.device)
-    loss = seeded(loss, config.run.seed).to(machine.device)
+        try_copy(loss, type(loss).__name__, embedder.dim, classes, samples_per_class=each, device=device)
+    loss = seeded(loss, config.run.seed).to(device)
     return Trained(
         model=embedder,
         loss=loss,
         optimizer=make_optimizer(config.optimizer, embedder, loss),
-        scaler=torch.amp.GradScaler(machine.device.type, enabled=machine.dtype == torch.float16),
-        device=machine.device,
-        processes=machine.processes,
+        scaler=torch.amp.GradScaler(device.type, enabled=setup.dtype == torch.float16),
+        device=device,
+        processes=setup.processes,
     )
 
 
@@ -540,18 +528,12 @@ def seeded(loss: nn.Module, seed: int) -> nn.Module:
     return loss
 
 
-def watch(
-    config: Config,
-    network: Network,
-    processes: Processes,
-    name: str,
-    images: ImageSet,
-    benchmark: RevisitedBenchmark | None,
-) -> Watched:
+def watch(setup: Setup, name: str, images: ImageSet, benchmark: RevisitedBenchmark | None) -> Watched:
     """A set to evaluate during training, with this process's part of it."""
+    config, processes, embedder = setup.config, setup.processes, setup.embedder
     start, stop = (len(images) * rank // processes.size for rank in (processes.rank, processes.rank + 1))
     mine = images if processes.size == 1 else images.subset(np.arange(start, stop))
     if benchmark is not None:  # leaving out an image would shift the ground truth
         config = replace(config, data=replace(config.data, on_bad_image="error"))
-    source = make_source(config, network.embedder, mine, frozen=network.frozen, training=False)
-    return Watched(name, images, source, start, network.embedder.images_at_once, benchmark)
+    source = make_source(config, embedder, mine, frozen=setup.frozen, training=False)
+    return Watched(name, images, source, start, embedder.images_at_once, benchmark)

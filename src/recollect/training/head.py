@@ -132,7 +132,7 @@ def choose_start(setup: Setup, source: BatchSource) -> Setup:
         setup: before loss and optimizer are made.
         source: the training images.
     """
-    config, processes, choices = setup.config, setup.machine.processes, list[AutoSetting]()
+    config, processes, choices = setup.config, setup.processes, list[AutoSetting]()
     if not setup.undecided or not (_head_only(setup) or config.model.whitening == "all"):
         return setup
     processes.run_on_rank_zero(lambda: choices.extend(_best_settings(setup, source)))  # features perhaps take hours
@@ -142,7 +142,7 @@ def choose_start(setup: Setup, source: BatchSource) -> Setup:
         more = {"epochs": None} if choice.name == "run.steps" else {}
         config = replace(config, **{part: replace(getattr(config, part), **{name: choice.value}, **more)})
         if choice.name == "model.dim":
-            setup.network.embedder.resize_head(choice.value)
+            setup.embedder.resize_head(choice.value)
     new = {choice.name for choice in choices}
     earlier = [choice for choice in setup.auto_settings if choice.name not in new]
     return replace(setup, config=config, auto_settings=[*earlier, *choices], undecided=frozenset())
@@ -165,7 +165,7 @@ def trial_steps(setup: Setup) -> int:
 
 def _best_settings(setup: Setup, source: BatchSource) -> list[AutoSetting]:
     """The choice for each automatic setting."""
-    config, embedder, images = setup.config, setup.network.embedder, setup.sets.train
+    config, embedder, images = setup.config, setup.embedder, setup.sets.train
     whitened = config.model.whitening == "all"
     choosing = setup.undecided & ({"model.shrinkage", "optimizer.lr"} if _head_only(setup) else {"model.shrinkage"})
     if not choosing:
@@ -315,7 +315,7 @@ def whiten_last_layer(training: Training, whitening_set: WhiteningSet) -> None:
     Raises:
         InputError: too few images of one class for the number of dimensions.
     """
-    embedder, processes, train = training.network.embedder, training.machine.processes, training.sets.train
+    embedder, processes, train = training.embedder, training.processes, training.sets.train
     # Perhaps hours on a CPU.
     processes.run_on_rank_zero(lambda: start_last_layer(training.config, embedder, whitening_set, train))
     if processes.size > 1:

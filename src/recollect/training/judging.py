@@ -218,11 +218,11 @@ def judge_training(training: Training, steps: int, remark: Callable[[str], None]
     def work() -> None:
         nonlocal judged
         try:
-            judged = judge(config, training.network.embedder, training.sets.train, held_out, steps)
+            judged = judge(config, training.embedder, training.sets.train, held_out, steps)
         except RecollectError as error:
             judged.reason = str(error)
 
-    training.machine.processes.run_on_rank_zero(work)
+    training.processes.run_on_rank_zero(work)
     if judged.reason:
         remark(f"verdict    none: {judged.reason}")
     words = {PRETRAINED: f"{config.model.init} without training", START: "its own start (0 steps)"}

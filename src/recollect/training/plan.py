@@ -203,10 +203,10 @@ def make_plan(setup: Setup) -> Plan:
     Raises:
         ConfigError: the training needs more memory than the machine has.
     """
-    device = setup.machine.device
-    parameters = [parameter for parameter in setup.network.embedder.parameters() if parameter.requires_grad]
+    device = setup.device
+    parameters = [parameter for parameter in setup.embedder.parameters() if parameter.requires_grad]
     state, weights = random_state(device), [parameter.detach().clone() for parameter in parameters]
-    source = None if setup.network.frozen is not None else open_source(setup)
+    source = None if setup.frozen is not None else open_source(setup)
     try:
         return _measured_plan(setup, source)
     finally:
@@ -219,8 +219,8 @@ def make_plan(setup: Setup) -> Plan:
 
 
 def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
-    config, sets, network, device = setup.config, setup.sets, setup.network, setup.machine.device
-    embedder, images, processes = network.embedder, sets.train, setup.machine.processes
+    config, sets, device = setup.config, setup.sets, setup.device
+    embedder, images, processes = setup.embedder, sets.train, setup.processes
     sampler = make_sampler(config, images.labels)
     steps, per_epoch, whole = number_of_steps(config, sampler), len(sampler), next(iter(sampler))
     mine = np.array_split(whole, processes.size)[processes.rank]
@@ -236,12 +236,12 @@ def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
     def step_on(batch: Batch, trained: Trained = trained) -> float:
         start, position, chunk = machine.clock(), Position(0.0, 0.0, 1.0), min(setup.chunk, len(batch.labels))
         with machine.limited_threads(setup.threads):
-            take_step(network.trained, trained, config, batch, position, chunk, dtype=setup.machine.dtype)
+            take_step(setup.network, trained, config, batch, position, chunk, dtype=setup.dtype)
         return machine.clock() - start
 
     def embed() -> None:
         batch = read(mine[: min(done, _EMBEDDED)])
-        for vectors, _ in run_network(network.trained, [(batch.images, batch.indices)], device, setup.machine.dtype):
+        for vectors, _ in run_network(setup.network, [(batch.images, batch.indices)], device, setup.dtype):
             vectors.cpu()
 
     # Two steps: the first on a few images, the second on as many as a few seconds and the memory allow. All processes do the
@@ -281,11 +281,11 @@ def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
     if sets.held_out is not None:
         passes = 3 if config.model.whitening == "all" else 2  # one for each network
         by_pixels = passes * len(sets.held_out) * forward
-        verdict = by_pixels if network.frozen is None else _feature_seconds(setup, sets.held_out, "skip")
+        verdict = by_pixels if setup.frozen is None else _feature_seconds(setup, sets.held_out, "skip")
     evaluations = _evaluations(setup, steps, per_epoch) if watched else 0
     # The rest of a chunk, the batch and the next one, images read ahead, and the vectors of an evaluation.
     memory = _peak_bytes(device) + grown * max(0.0, min(setup.chunk, most) / done - 1)
-    if network.frozen is None and device.type == "cpu":
+    if setup.frozen is None and device.type == "cpu":
         one_batch = most * setup.example[0].nbytes * setup.share
         memory += one_batch * (2 - done / most) + min(config.data.prefetch_mb << 20, one_batch * steps)
     memory += max((8 * len(each) * embedder.dim for each in watched), default=0)
@@ -342,18 +342,18 @@ def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
 def _ranking_seconds(setup: Setup, images: ImageSet) -> float:
     """Seconds to evaluate a set against itself, extrapolated from a part if it is large: all pairs are compared."""
     count, each = min(len(images), _RANKED), max(2, round(len(images) / images.num_classes))
-    labels = torch.arange(count, device=setup.machine.device) // each
-    vectors = functional.normalize(torch.randn(count, setup.network.embedder.dim, device=labels.device), dim=1)
+    labels = torch.arange(count, device=setup.device) // each
+    vectors = functional.normalize(torch.randn(count, setup.embedder.dim, device=labels.device), dim=1)
     return machine.seconds_of(lambda: measure_labelled(vectors, labels)) * (len(images) / count) ** 2
 
 
 def _feature_seconds(setup: Setup, images: ImageSet, policy: str | None = None) -> float:
     """Seconds to compute the features of a set that are not stored yet."""
-    data, upto, network = setup.config.data, setup.config.model.freeze, setup.network
-    if network.frozen is None:
+    data, upto = setup.config.data, setup.config.model.freeze
+    if setup.frozen is None:
         return 0.0
     policy = policy or data.on_bad_image
-    return seconds_of_rows(network.embedder, network.frozen, images, upto, workers=data.workers, on_bad_image=policy)
+    return seconds_of_rows(setup.embedder, setup.frozen, images, upto, workers=data.workers, on_bad_image=policy)
 
 
 def _evaluations(setup: Setup, steps: int, per_epoch: int) -> int:

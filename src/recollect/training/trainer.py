@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,15 +147,15 @@ def _train(
     outside: list[plugins.Loaded],
 ) -> Outcome:
     advice = "Start all of them again with the same command."
-    with prepared(config, objects) as setup, distributed_errors(setup.machine.processes, lambda: advice):
-        first, figures = setup.machine.processes.rank == 0, make_plan(setup)
+    with prepared(config, objects) as setup, distributed_errors(setup.processes, lambda: advice):
+        first, figures = setup.processes.rank == 0, make_plan(setup)
         lines = figures.lines()
         for line in lines if first else []:
             logger.info(line)
         if run is not None:
             # On every process: all of them end.
             refuse_other_training_images(run.path, setup.sets.train)
-            refuse_other_weights(run, setup.network.embedder.config.provenance.sha256)
+            refuse_other_weights(run, setup.embedder.config.provenance.sha256)
         begun = time.monotonic()
         with contextlib.closing(open_source(setup)) as source:
             planned = setup.auto_settings
@@ -171,7 +171,7 @@ def _train(
                 folder = _place(training, figures, run, out, outside, time.monotonic() - begun)
                 how = resume_command(folder.path, outside)
                 advice = f"Resume all of them from the last checkpoint: {how}."
-                with exclusive_lock(folder, setup.machine.processes), stop_on_signals() as stop, resumable(how):
+                with exclusive_lock(folder, setup.processes), stop_on_signals() as stop, resumable(how):
                     trainer = Trainer(training, folder, stop, observers, how)
                     if not first:
                         observers.loggers.clear()
@@ -211,28 +211,28 @@ def _place(
     preparation: float,
 ) -> RunFolder:
     """The folder of ``run``, or a new one created with its configuration. Called by every process."""
-    config, machine, sets = training.config, training.machine, training.sets
-    if machine.processes.rank == 0 and run is None:
+    config, processes = training.config, training.processes
+    if processes.rank == 0 and run is None:
         run = RunFolder.create(out, config.name)
         planned = figures.as_dict()
         del planned["chosen"]
         manifest = {
-            **circumstances(machine.device, machine.processes.size),
+            **circumstances(training.device, processes.size),
             "data": {
                 "name": config.data.name,
                 "root": absolute_roots(config.data).root,
                 "relative": relative_roots(config.data, run.path),
-                "fingerprints": sets.fingerprints(),
+                "fingerprints": training.sets.fingerprints(),
             },
-            "weights": training.network.embedder.config.provenance.as_dict(),
+            "weights": training.embedder.config.provenance.as_dict(),
             "choices": [vars(setting) for setting in training.auto_settings],
             "plan": planned,
             "preparation_seconds": round(preparation, 1),
         }
         if outside:
             manifest["outside"] = [loaded.as_dict() for loaded in outside]
-        run.begin(config, manifest, trained_on(sets.train, sets.validation))
-    return RunFolder(Path(machine.processes.broadcast(None if run is None else str(run.path))))
+        run.begin(config, manifest, trained_on(training.sets.train, training.sets.validation))
+    return RunFolder(Path(processes.broadcast(None if run is None else str(run.path))))
 
 
 class Trainer:
@@ -250,7 +250,7 @@ class Trainer:
         self.observers = observers or CallbackList()
         self.how_to_resume = how_to_resume or resume_command(folder.path)
         self.outcome: Outcome | None = None
-        self.config, self.machine, self.processes = training.config, training.machine, training.machine.processes
+        self.config, self.processes = training.config, training.processes
         self.chunk, self.progress, self.first = training.chunk, Progress(), self.processes.rank == 0
         self.skipped = frozenset[str]()
 
@@ -343,8 +343,8 @@ class Trainer:
             self.batches_in_epoch = len(sampler)
             mine = map(self._part, sampler)
             stream = self.training.source.stream(mine, self.progress.epoch, self.progress.batch)
-            with contextlib.closing(_closable(stream)) as batches:
-                for batch in batches:
+            with contextlib.closing(stream):  # which stops its read-ahead
+                for batch in stream:
                     yield batch
                     if self._is_over():
                         return
@@ -369,13 +369,13 @@ class Trainer:
             stop_if_diverged(self.folder, training.trained, progress, training.sets.train, batch, loss, norm, limit)
 
         loss, norm, factor = take_step(
-            training.network.trained,
+            training.network,
             training.trained,
             self.config,
             batch,
             self._position(),
             self.chunk,
-            dtype=self.machine.dtype,
+            dtype=training.dtype,
             info=info,
             check=check,
         )
@@ -391,7 +391,7 @@ class Trainer:
             "gradient_norm": norm if math.isfinite(norm) else None,
             "images_per_second": round(len(batch.labels) * self.processes.size / (time.perf_counter() - self.tick), 1),
             "seconds": round(progress.seconds, 3),
-            "memory_mb": peak_memory_mb(self.machine.device),
+            "memory_mb": peak_memory_mb(training.device),
             "skipped": info.skipped,
             "negligible_share": round(info.negligible_share(0.01), 4),
         }
@@ -416,10 +416,10 @@ class Trainer:
         return epoch_over and (done == self.config.run.epochs or (isinstance(every, int) and done % every == 0))
 
     def _evaluate(self) -> None:
-        network, machine = self.training.network.trained, self.machine
-        for watched in self.training.watched:
+        training, select = self.training, self.config.run.select
+        for watched in training.watched:
             metrics = evaluate_watched(
-                network, watched, self.processes, machine.device, machine.dtype, self.config.run.select
+                training.network, watched, self.processes, training.device, training.dtype, select
             )
             self.log.evaluation(watched.name, self.progress.step, metrics)
             if watched.name == "val":
@@ -432,13 +432,13 @@ class Trainer:
         if (value, tie, step) > (best.get("value", -math.inf), best.get("tie", 0.0), best.get("step", -1)):
             self.progress.best = {"step": step, "value": value, "tie": tie}
             if self.first:
-                save_best(self.folder.best(step), self.training.network.embedder, step, value)
+                save_best(self.folder.best(step), self.training.embedder, step, value)
 
     def _save_if_due(self) -> None:
         every = self.config.run.checkpoint_steps
         due = time.monotonic() - self.saved_at > 60 * self.config.run.checkpoint_minutes
         due = due or (every is not None and self.progress.step % every == 0)
-        due, signal = self.stop.agreed(due, self.processes, self.machine.device)
+        due, signal = self.stop.agreed(due, self.processes, self.training.device)
         if due or signal is not None:
             self._save()
         if signal is not None:
@@ -458,7 +458,7 @@ class Trainer:
     # After the last step ----------------------------------------------------------------------------------------------
 
     def _finish(self) -> Outcome:
-        embedder, best = self.training.network.embedder, self.progress.best
+        embedder, best = self.training.embedder, self.progress.best
         if best:
             self.processes.barrier()  # the file is written by the first process
             embedder.load_state_dict(read_checkpoint(self.folder.best(best["step"]))["model"])
@@ -484,8 +484,3 @@ class Trainer:
             self.folder.forget_best_but(best.get("step"))
         self.processes.barrier()
         return outcome
-
-
-def _closable(stream: Iterator[Batch]) -> Generator[Batch]:
-    """A stream that can be closed early, which stops its read-ahead."""
-    yield from stream
