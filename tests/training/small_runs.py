@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config
+from recollect.step.distributed import Processes
+from recollect.training import build, callbacks, trainer
 from recollect.training.run import RunFolder
 
 
@@ -64,3 +69,34 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 
 def losses(folder: Path) -> list[float]:
     return [record["loss"] for record in RunFolder(folder).read_metrics() if record["kind"] == "step"]
+
+
+class Killed(BaseException):
+    """A process that ends here."""
+
+
+def train_until(step: int, config: Config, folder: Path) -> Path:
+    """A run that is killed after the record of a step is written; after the last one, before the model is."""
+
+    def end(*_: object) -> None:
+        raise Killed
+
+    def killing(self: callbacks.Log, **values: Any) -> None:
+        record(self, **values)
+        if values["step"] == step:
+            end()
+
+    record = callbacks.Log.step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callbacks.Log, "step", killing)
+        patch.setattr(trainer.Trainer, "_finish", end)
+        with pytest.raises(Killed):
+            trainer.train(config, folder)
+    return folder
+
+
+@contextmanager
+def built(config: Config, passed: build.PassedObjects | None = None) -> Iterator[build.Training]:
+    """A training before its first step."""
+    with closing(build.build(build.prepare(config, torch.device("cpu"), Processes(), passed))) as training:
+        yield training

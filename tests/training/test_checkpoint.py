@@ -46,25 +46,22 @@ def _states(trained: run.Trained) -> list[Tensor]:
 
 
 _SPOILED: dict[str, tuple[Any, str]] = {
-    "a list": (lambda good: [1, 2], "not a checkpoint"),
     "no optimizer": (lambda good: {k: v for k, v in good.items() if k != "optimizer"}, "optimizer"),
-    "half the weights": (lambda good: {**good, "model": {"weight": torch.ones(3, 2)}}, "bias"),
     "other shapes": (lambda good: {**good, "model": {"weight": torch.ones(3, 2), "bias": torch.ones(4)}}, "bias"),
     "another optimizer": (
         lambda good: {**good, "optimizer": torch.optim.SGD([torch.ones(1)], lr=1).state_dict()},
         "group that doesn't match",
     ),
-    "strange progress": (lambda good: {**good, "progress": {"steps": 3}}, "unexpected keyword"),
     "other random states": (lambda good: {**good, "random": [[torch.zeros(3)]]}, "ByteTensor"),
 }
 
 
 @pytest.mark.parametrize("how", _SPOILED)
 def test_a_spoiled_checkpoint_is_a_sentence(tmp_path: Path, how: str) -> None:
-    path, (spoil, said) = tmp_path / "last.pt", _SPOILED[how]
+    path, (spoil, message) = tmp_path / "last.pt", _SPOILED[how]
     run.save_checkpoint(path, _small_training(1), run.Progress(step=4), {}, 2)
     torch.save(spoil(torch.load(path, weights_only=True)), path)
-    with pytest.raises(DataError, match=rf"last\.pt: .*{said}.* Restore it from a complete copy") as refused:
+    with pytest.raises(DataError, match=rf"last\.pt: .*{message}.* Restore it from a complete copy") as refused:
         run.load_checkpoint(path, _small_training(2))
     assert "\n" not in str(refused.value)
 

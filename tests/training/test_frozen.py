@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small_runs import final_weights, losses, make_images, same_bits, small_config
+from small_runs import final_weights, losses, make_images, same_bits, small_config, train_until
 
 from recollect.common.errors import ConfigError, DataError, ImageError
 from recollect.common.images import BadImage
@@ -19,7 +18,7 @@ from recollect.data import ImageSet, load
 from recollect.evaluation import evaluate
 from recollect.inference.vectors import SetRows
 from recollect.models import Embedder
-from recollect.training import callbacks, trainer
+from recollect.training import trainer
 from recollect.training.batches import FeatureBatches
 from recollect.training.run import RunFolder
 from recollect.training.trainer import train
@@ -34,12 +33,6 @@ FROZEN = {
     "optimizer.lr": 1e-2,
     "run.epochs": 8,
 }
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = make_images(tmp_path_factory.mktemp("images"))
-    return make_images(root, classes=6, split="test", seed=1)
 
 
 @pytest.fixture(autouse=True)
@@ -67,20 +60,10 @@ def test_only_the_rest_learns_and_the_result_is_an_ordinary_embedder(root: Path,
     assert evaluate(embeddings, images.labels, ks=(1,)).metrics["r@1"] == outcome.metrics["test"]["r@1"]
 
 
-def test_resuming_on_features_is_exact(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_on_features_is_exact(root: Path, tmp_path: Path) -> None:
     config = small_config(root, **{**FROZEN, "run.checkpoint_steps": 3, "run.checkpoint_minutes": 60})
     train(config, tmp_path / "whole")
-    record = callbacks.Log.step
-
-    def killing(self: callbacks.Log, **values: Any) -> None:
-        record(self, **values)
-        if values["step"] == 5:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Log, "step", killing)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path / "killed")
+    train_until(5, config, tmp_path / "killed")
     train(resume=tmp_path / "killed")
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     assert same_bits(final_weights(tmp_path / "killed"), final_weights(tmp_path / "whole"))
@@ -138,9 +121,9 @@ def test_unreadable_photos_cost_no_more_than_themselves(tmp_path: Path, size: in
     assert {bad["kind"] for bad in manifest["skipped"]} == {"not an image"}
     assert all(np.isfinite(losses(tmp_path / "run")))
     images = load("folder", root, "test")
-    kept = [place for place in range(len(images)) if not images.names[place].endswith("test-02/3.png")]
-    vectors = Embedder.load(outcome.folder / "model").embed([images.path(place) for place in kept], progress=False)
-    assert evaluate(vectors, images.labels[kept], ks=(1,)).metrics["r@1"] == outcome.metrics["test"]["r@1"]
+    places = [place for place in range(len(images)) if not images.names[place].endswith("test-02/3.png")]
+    vectors = Embedder.load(outcome.folder / "model").embed([images.path(place) for place in places], progress=False)
+    assert evaluate(vectors, images.labels[places], ks=(1,)).metrics["r@1"] == outcome.metrics["test"]["r@1"]
 
 
 def test_in_a_batch_another_image_of_the_class_takes_the_place() -> None:
@@ -148,8 +131,8 @@ def test_in_a_batch_another_image_of_the_class_takes_the_place() -> None:
     rows = np.arange(12, dtype=np.float32)[:, None].repeat(2, 1)
     rows[[1, 4, 5, 6, 7]] = np.nan
     skipped = [BadImage(place, str(place), "broken") for place in (1, 4, 5, 6, 7)]
-    found = SetRows(rows, np.zeros((12, 16), np.uint8), skipped)
-    source = FeatureBatches(found, labels)
+    features = SetRows(rows, np.zeros((12, 16), np.uint8), skipped)
+    source = FeatureBatches(features, labels)
     (batch,) = source.stream([np.array([0, 1, 4, 5, 8, 9])], 0)
     assert batch.labels.tolist() == [0, 0, 2, 2], "no image of the second class can be read"
     assert batch.indices[0] == 0
@@ -158,5 +141,5 @@ def test_in_a_batch_another_image_of_the_class_takes_the_place() -> None:
     assert [batch.indices.tolist() for batch in source.sequential(5)] == [[0, 2, 3, 8, 9], [10, 11]]
     with pytest.raises(DataError, match="whole batch"):
         next(source.stream([np.array([4, 5])], 0))
-    left_out = FeatureBatches(found, labels, replaces=False)
-    assert next(left_out.stream([np.arange(12)], 0)).indices.tolist() == [0, 2, 3, 8, 9, 10, 11]
+    source = FeatureBatches(features, labels, replaces=False)
+    assert next(source.stream([np.arange(12)], 0)).indices.tolist() == [0, 2, 3, 8, 9, 10, 11]

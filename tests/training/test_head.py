@@ -12,19 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import final_weights, make_images, same_bits, small_config
+import yaml
+from small_runs import built, final_weights, make_images, same_bits, small_config
 
-from recollect.common.errors import ConfigError
-from recollect.config.resolve import resolve
+from faults.trials import start_team
+from recollect.common.errors import ConfigError, InputError
+from recollect.config.resolve import as_mapping, resolve
 from recollect.config.schema import Config
 from recollect.data import load
 from recollect.evaluation import Verdict, evaluate
 from recollect.inference.models import load_initial_model, make_embedder
 from recollect.models import Embedder, whitening_from_classes
+from recollect.models.whitening import pairs_of_classes
 from recollect.step.distributed import Processes
 from recollect.training import head
 from recollect.training.batches import FeatureBatches
-from recollect.training.build import Setup, build, final_config, open_source, prepare
+from recollect.training.build import Setup, Training, build, final_config, open_source, prepare
 from recollect.training.head import (
     LONGEST,
     RATES,
@@ -72,17 +75,14 @@ def test_no_steps_give_the_closed_form(root: Path, tmp_path: Path) -> None:
     config = small_config(root, **{**HEAD, "model.shrinkage": 0.3, "run.epochs": None, "run.steps": 0})
     outcome = train(config, tmp_path / "run")
     assert (outcome.steps, outcome.chosen_step) == (0, 0)
-    training = build(prepare(config, CPU, Processes()))
-    try:
+    with built(config) as training:
         embedder, images = training.embedder, training.sets.train
         features = embedder.embed([images.read(i) for i in range(len(images))], before_head=True, progress=False)
-        weight, bias = whitening_from_classes(features, torch.from_numpy(images.labels), 0.3).linear(16)
-        found = final_weights(tmp_path / "run")
-        scale = float((found["head.linear.weight"].double() * weight).sum() / weight.square().sum())
-        assert torch.allclose(found["head.linear.weight"].double(), scale * weight, atol=1e-4)
-        assert torch.allclose(found["head.linear.bias"].double(), scale * bias, atol=1e-3)
-    finally:
-        training.close()
+    weight, bias = whitening_from_classes(features, torch.from_numpy(images.labels), 0.3).linear(16)
+    trained = final_weights(tmp_path / "run")
+    scale = float((trained["head.linear.weight"].double() * weight).sum() / weight.square().sum())
+    assert torch.allclose(trained["head.linear.weight"].double(), scale * weight, atol=1e-4)
+    assert torch.allclose(trained["head.linear.bias"].double(), scale * bias, atol=1e-3)
     with pytest.raises(ConfigError, match=r"run\.steps 0.*model\.whitening"):
         small_config(root, **{**HEAD, "model.whitening": None, "run.epochs": None, "run.steps": 0})
 
@@ -109,12 +109,6 @@ def test_the_head_alone_trains_class_vectors_at_their_own_learning_rate(root: Pa
     weights = [embedder.head.linear.weight for embedder in heads]
     assert torch.equal(weights[0], weights[1])
     assert not torch.allclose(weights[0], weights[2])
-
-
-def test_finding_the_first_image_and_finding_all_of_them_count_alike() -> None:
-    first, all_of_them = HeadResult(r1=0.9, map_at_r=0.5), HeadResult(r1=0.8, map_at_r=0.55)
-    assert first.merit > all_of_them.merit
-    assert HeadResult(r1=0.8, map_at_r=0.65).merit > first.merit
 
 
 def test_a_last_layer_is_trained_only_if_that_improves_on_its_closed_form(
@@ -155,21 +149,21 @@ def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, monkeypat
     assert 0 < trial_steps(setup) <= LONGEST
     assert make_plan(setup).seconds_choosing > 0
     source = open_source(setup)
-    chosen = choose_start(setup, source)
-    assert trial_steps(chosen) == 0
-    assert chosen.config.model.shrinkage in SHRINKAGES
-    assert chosen.config.optimizer.lr in RATES
-    optimizer = build(chosen, source).trained.optimizer
-    assert optimizer.param_groups[0]["base_lr"] == pytest.approx(chosen.config.optimizer.lr)
-    reasons = {setting.name: setting.reason for setting in chosen.auto_settings}
+    tuned = choose_start(setup, source)
+    assert trial_steps(tuned) == 0
+    assert tuned.config.model.shrinkage in SHRINKAGES
+    assert tuned.config.optimizer.lr in RATES
+    optimizer = build(tuned, source).trained.optimizer
+    assert optimizer.param_groups[0]["base_lr"] == pytest.approx(tuned.config.optimizer.lr)
+    reasons = {setting.name: setting.reason for setting in tuned.auto_settings}
     assert "8 held-out training classes" in reasons["model.shrinkage"]
-    assert choose_start(chosen, source) is chosen, "nothing is undecided"
+    assert choose_start(tuned, source) is tuned, "nothing is undecided"
     whole = {"model.freeze": "none", "model.whitening": "all", "run.steps": 1, "run.epochs": None, "optimizer.lr": 2e-4}
     setup = prepare(own_photos(root, **whole), CPU, Processes())
     with closing(open_source(setup)) as source:  # the start of fine-tuning: its features are computed anyway
-        found = choose_start(setup, source)
-    assert found.config.model.shrinkage == chosen.config.model.shrinkage
-    assert found.config.optimizer == setup.config.optimizer
+        whole_setup = choose_start(setup, source)
+    assert whole_setup.config.model.shrinkage == tuned.config.model.shrinkage
+    assert whole_setup.config.optimizer == setup.config.optimizer
     settings = {"model.shrinkage": 0.4, "optimizer.lr": 2e-4, "run.epochs": 3}
     setup = prepare(own_photos(root, **settings), CPU, Processes())
     assert choose_start(setup, open_source(setup)) is setup
@@ -199,17 +193,15 @@ def test_no_last_layer_is_added_where_none_improves_on_the_features(
     def draw(count: int, length: int) -> np.ndarray:
         return random.normal(size=length) + 3 * random.normal(size=(count, length))
 
-    found = _choice_on(own_photos(root, **{"model.dim": "default"}), draw)
-    model, training = found.config.model, build(found)
-    assert (model.whitening, model.dim, found.config.run.steps, training.steps) == ("identity", 1280, 0, 0)
+    setup = _choice_on(own_photos(root, **{"model.dim": "default"}), draw)
+    model, training = setup.config.model, build(setup)
+    assert (model.whitening, model.dim, setup.config.run.steps, training.steps) == ("identity", 1280, 0, 0)
     assert (
         "the features as they are"
-        in {setting.name: setting.reason for setting in found.auto_settings}["model.whitening"]
+        in {setting.name: setting.reason for setting in setup.auto_settings}["model.whitening"]
     )
-    embedder, images = found.embedder, found.sets.train
-    whitening_set = whitening_images(found.config, images)
-    assert whitening_set is not None
-    whiten_last_layer(training, whitening_set)
+    embedder, images = setup.embedder, setup.sets.train
+    whiten(training)
     pictures = [images.read(index) for index in range(6)]
     features = embedder.embed(pictures, before_head=True, progress=False)
     torch.testing.assert_close(embedder.embed(pictures, progress=False), torch.nn.functional.normalize(features))
@@ -249,13 +241,12 @@ def test_a_training_ends_with_a_verdict(
     finally:
         broken.unlink()
     assert set(outcome.verdicts) == {"pretrained", "start"}
-    kept = RunFolder(tmp_path / "run").read_manifest()["verdicts"]
-    assert {name: Verdict.from_dict(each) for name, each in kept.items()} == outcome.verdicts
+    verdicts = RunFolder(tmp_path / "run").read_manifest()["verdicts"]
+    assert {name: Verdict.from_dict(each) for name, each in verdicts.items()} == outcome.verdicts
     assert outcome.verdicts["pretrained"].classes == 8
-    said = [line for line in caplog.messages if line.startswith("verdict")]
-    assert len(said) == 2
-    assert "without training" in said[0]
-    assert "0 steps" in said[1]
+    first, second = [line for line in caplog.messages if line.startswith("verdict")]
+    assert "without training" in first
+    assert "0 steps" in second
     again = train(resume=tmp_path / "run")
     assert again.verdicts == outcome.verdicts
     final = final_config(tmp_path / "run")
@@ -273,62 +264,112 @@ def test_a_verdict_compares_with_the_pretrained_network_on_classes_that_were_not
     pretrained, useless = load_initial_model(config).embedder, make_embedder(config.model, seed=0)
     torch.nn.init.zeros_(useless.head.linear.weight)  # type: ignore[union-attr]
     judged = judge(config, useless, train_set, mixed, 0)
-    found = judged.verdicts["pretrained"]
+    verdict = judged.verdicts["pretrained"]
     assert list(map(str, judged.remarks)) == ["not included: 16 classes that were trained on"]
     vectors = pretrained.embed([test.read(i) for i in range(len(test))], progress=False)
     expected = evaluate(vectors, test.labels, ks=(1,)).metrics["r@1"]
-    assert (found.queries, found.classes) == (len(test), 8)
-    assert found["r@1"].before == pytest.approx(expected)
-    assert found["r@1"].after < expected - 0.2
-    assert found.judgement == "made it worse"
+    assert (verdict.queries, verdict.classes) == (len(test), 8)
+    assert verdict["r@1"].before == pytest.approx(expected)
+    assert verdict["r@1"].after < expected - 0.2
+    assert verdict.judgement == "made it worse"
 
 
 def test_there_is_no_verdict_without_anything_to_compare_with(root: Path) -> None:
     random = small_config(root, **HEAD)
-    training = build(prepare(random, CPU, Processes()))
-    try:
+    with built(random) as training:
         train_set, embedder = training.sets.train, training.embedder
-        assert judge(random, embedder, train_set, train_set, 1).verdicts == {}, (
-            "random weights are nothing to compare with"
-        )
-        assert judge(own_photos(root), embedder, train_set, train_set, 1).verdicts == {}, "every class was trained on"
-    finally:
-        training.close()
-
-
-def test_the_plan_says_what_is_held_out_and_what_is_left_out(root: Path, tmp_path: Path) -> None:
-    photos = make_images(tmp_path, classes=6, split="photos") / "photos"
-    (photos / "photos-00" / "notes.txt").write_text("not an image")
-    lines = "\n".join(plan(own_photos(photos)).lines())
-    assert "18 images used; 1 left out: 1 not an image; 3 classes held out for testing" in lines
-    assert "--final" in lines
+    for config in (random, own_photos(root)):  # random weights to compare with; every class was trained on
+        assert judge(config, embedder, train_set, train_set, 1).verdicts == {}
 
 
 def test_fine_tuning_may_begin_with_the_head(root: Path, tmp_path: Path) -> None:
     """Features of the network as it is, the last layer on them, and only then everything."""
     settings = {"model.whitening": "all", "model.shrinkage": 0.3, "optimizer.lr": 1e-2}
-    found = []
+    states = []
     for steps in (0, 3, 3):
-        training = build(prepare(small_config(root, **settings, **{"run.head_steps": steps}), CPU, Processes()))
-        try:
-            chosen = whitening_images(training.config, training.sets.train)
-            assert chosen is not None
-            whiten_last_layer(training, chosen)
-            found.append({name: value.clone() for name, value in training.embedder.state_dict().items()})
-        finally:
-            training.close()
-    assert same_bits(found[1], found[2])
-    changed = {name.split(".")[0] for name in found[0] if not torch.equal(found[0][name], found[1][name])}
+        with built(small_config(root, **settings, **{"run.head_steps": steps})) as training:
+            whiten(training)
+        states.append(training.embedder.state_dict())
+    assert same_bits(states[1], states[2])
+    changed = {name.split(".")[0] for name in states[0] if not torch.equal(states[0][name], states[1][name])}
     assert changed == {"head"}
     with pytest.raises(ConfigError, match=r"run\.head_steps"):
         small_config(root, **{**HEAD, "run.head_steps": 3})
 
 
-def test_too_few_images_for_a_whitening_are_said_to_be_that(root: Path) -> None:
-    config = small_config(root, **{"model.whitening": 20_000})
-    training = build(prepare(config, CPU, Processes()))
-    try:
-        with pytest.raises(ConfigError, match=r"model.whitening 20000 .* set model.whitening=\d+ or lower"):
-            whitening_images(config, training.sets.train)
-    finally:
-        training.close()
+# Whitenings from pairs -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_images(tmp_path_factory.mktemp("whitening"), classes=40, each=4)
+    return make_images(root, classes=2, each=2, split="test")
+
+
+def whiten(training: Training) -> None:
+    whitening_set = whitening_images(training.config, training.sets.train)
+    assert whitening_set is not None
+    whiten_last_layer(training, whitening_set)
+
+
+def test_differences_within_classes_become_white(images: Path, tmp_path: Path) -> None:
+    config = small_config(images, **{"model.whitening": 160, "model.dim": 192, "model.layer_norm": False})
+    with built(config) as training:
+        whiten(training)
+        train_set, embedder = training.sets.train, training.embedder
+        features = embedder.embed([train_set.read(i) for i in range(160)], before_head=True)
+    linear = embedder.head.linear
+    assert linear is not None
+    with torch.no_grad():
+        projected = linear(features).double()
+    queries, positives = pairs_of_classes(torch.from_numpy(train_set.labels))
+    differences = projected[queries] - projected[positives]
+    covariance = differences.T @ differences / len(queries)
+    varying = covariance.diagonal() > 0.5  # a dead feature has no variance to whiten
+    assert varying.sum() > 100
+    assert torch.allclose(covariance[varying][:, varying], torch.eye(int(varying.sum())).double(), atol=0.02)
+
+
+def test_only_at_the_start(images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"model.whitening": 160, "run.epochs": None, "run.steps": 2, "batch.batches_per_epoch": None}
+    caplog.set_level("INFO", "recollect")
+    config = small_config(images, **settings, **{"run.checkpoint_steps": 1})
+    train(config, tmp_path / "run")
+    assert "whitening  the last layer starts from 160 training images" in caplog.messages
+    manifest = (tmp_path / "run" / "manifest.json").read_text()
+    (tmp_path / "run" / "manifest.json").write_text(manifest.replace('"outcome"', '"earlier"'))
+    caplog.clear()
+    train(resume=tmp_path / "run")
+    assert any(line.startswith("resumed") for line in caplog.messages)
+    assert not any(line.startswith("whitening") for line in caplog.messages)
+
+
+def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs a last layer: set model\.dim"):
+        small_config(images, **{"model.whitening": 160, "model.dim": None})
+    with pytest.raises(ConfigError, match=r"model\.whitening is 0"):
+        small_config(images, **{"model.whitening": 0})
+    with (
+        built(small_config(images, **{"model.whitening": 40})) as training,
+        pytest.raises(InputError, match=r"60 pairs .*192 features"),
+    ):
+        whiten(training)
+    with (
+        built(small_config(images, **{"model.whitening": 20_000})) as training,
+        pytest.raises(ConfigError, match=r"model.whitening 20000 .* set model.whitening=\d+ or lower"),
+    ):
+        whiten(training)
+
+
+@pytest.mark.slow
+def test_two_processes_start_and_go_on_as_one(images: Path, tmp_path: Path) -> None:
+    settings = {"model.whitening": 160, "run.epochs": None, "run.steps": 2, "batch.chunk": 8, "loss.options": {}}
+    config = small_config(images, **settings)
+    train(config, tmp_path / "one")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_mapping(config)))
+    command = ["train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "two")]
+    ended = [process.wait() for process in start_team(command, tmp_path, 2)]
+    assert [one.code for one in ended] == [0, 0], ended
+    one, two = final_weights(tmp_path / "one"), final_weights(tmp_path / "two")
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, two[name], rtol=1e-3, atol=1e-4), name

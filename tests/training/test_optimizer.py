@@ -1,9 +1,12 @@
-"""Learning rates and parameter groups."""
+"""Learning rates, parameter groups, a step, and a request to stop."""
 
 from __future__ import annotations
 
 import math
+import signal
+import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,13 @@ from recollect.config.resolve import resolve
 from recollect.config.schema import Config, OptimizerConfig
 from recollect.data.pipeline import Batch
 from recollect.step.distributed import Processes
-from recollect.training.optimizer import Position, learning_rate_factor, make_optimizer, take_step
+from recollect.training.optimizer import (
+    Position,
+    learning_rate_factor,
+    make_optimizer,
+    stop_on_signals,
+    take_step,
+)
 from recollect.training.run import Trained
 
 
@@ -31,31 +40,27 @@ def factors(config: OptimizerConfig, epochs: int, batches: int) -> list[float]:
     ]
 
 
-def test_milestones_are_those_of_torch() -> None:
-    """Torch's MultiStepLR, stepped after each epoch, is what the paper's code uses."""
-    parameter = nn.Parameter(torch.zeros(1))
-    theirs = torch.optim.SGD([parameter], lr=1.0)
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(theirs, milestones=[3, 5], gamma=0.3)
-    expected = []
+@pytest.mark.parametrize(
+    ("config", "scheduler"),
+    [
+        (  # stepped after each epoch, as by the paper's code
+            OptimizerConfig(milestones=(3, 5), gamma=0.3),
+            partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[3, 5], gamma=0.3),
+        ),
+        (
+            OptimizerConfig(schedule="exponential", gamma=0.99),
+            partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.99),
+        ),
+    ],
+)
+def test_schedules_are_those_of_torch(config: OptimizerConfig, scheduler: Any) -> None:
+    theirs = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule, expected = scheduler(theirs), []
     for _ in range(7):
         expected += [theirs.param_groups[0]["lr"]] * 13
         theirs.step()
-        scheduler.step()
-    ours = factors(OptimizerConfig(milestones=(3, 5), gamma=0.3), 7, 13)
-    assert ours == pytest.approx(expected, rel=1e-12)
-
-
-def test_exponential_is_that_of_torch() -> None:
-    parameter = nn.Parameter(torch.zeros(1))
-    theirs = torch.optim.SGD([parameter], lr=1.0)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(theirs, gamma=0.99)
-    expected = []
-    for _ in range(7):
-        expected += [theirs.param_groups[0]["lr"]] * 13
-        theirs.step()
-        scheduler.step()
-    ours = factors(OptimizerConfig(schedule="exponential", gamma=0.99), 7, 13)
-    assert ours == pytest.approx(expected, rel=1e-12)
+        schedule.step()
+    assert factors(config, 7, 13) == pytest.approx(expected, rel=1e-12)
 
 
 def test_cosine_goes_from_one_to_nearly_nothing() -> None:
@@ -152,12 +157,45 @@ def test_an_optimizer_may_come_from_outside(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import torch\ndef rms(groups):\n    return torch.optim.RMSprop(groups)\nnone = dict\n"
     )
-    made = make_optimizer(OptimizerConfig(name="torch.optim:RMSprop"), Grouped(), nn.Identity())
-    assert type(made) is torch.optim.RMSprop
-    assert made.defaults["momentum"] == 0.9, "optimizer.momentum reaches every optimizer that has one"
-    made = make_optimizer(OptimizerConfig(name=f"{tmp_path}/own.py:rms"), Grouped(), nn.Identity())
-    assert [group["base_lr"] for group in made.param_groups] == [1e-4, 1e-4]
+    optimizer = make_optimizer(OptimizerConfig(name="torch.optim:RMSprop"), Grouped(), nn.Identity())
+    assert type(optimizer) is torch.optim.RMSprop
+    assert optimizer.defaults["momentum"] == 0.9, "optimizer.momentum reaches every optimizer that has one"
+    optimizer = make_optimizer(OptimizerConfig(name=f"{tmp_path}/own.py:rms"), Grouped(), nn.Identity())
+    assert [group["base_lr"] for group in optimizer.param_groups] == [1e-4, 1e-4]
     with pytest.raises(ConfigError, match=r"'adamm' is unknown\. Did you mean adam"):
         make_optimizer(OptimizerConfig(name="adamm"), Grouped(), nn.Identity())
     with pytest.raises(ConfigError, match=r"none' (fails|returned)"):
         make_optimizer(OptimizerConfig(name=f"{tmp_path}/own.py:none"), Grouped(), nn.Identity())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_a_wish(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with stop_on_signals() as stop:
+        assert stop.agreed(True, Processes(), torch.device("cpu")) == (True, None)
+        signal.raise_signal(number)
+        assert stop.agreed(False, Processes(), torch.device("cpu")) == (False, number)
+    assert signal.getsignal(number) is before
+
+
+def test_the_second_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[int] = []
+    with stop_on_signals() as stop:
+        stop.ask(signal.SIGTERM)
+        monkeypatch.setattr(signal, "raise_signal", raised.append)
+        stop.ask(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert raised == [signal.SIGTERM]
+
+
+def test_in_another_thread_nothing_is_caught() -> None:
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def work() -> None:
+        with stop_on_signals() as stop:
+            seen.append((signal.getsignal(signal.SIGINT), stop.signal))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(before, None)]

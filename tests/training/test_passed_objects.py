@@ -42,15 +42,13 @@ def test_the_verdict_uses_given_test_images_unless_nothing_is_known_of_the_netwo
     root = make_images(make_images(tmp_path, classes=2), classes=3, split="test", seed=1)
     test, network = load("folder", root, "test"), Embedder.create("tiny")
     config = small_config(root)
-    found = load_sets(config, PassedObjects(test_set=test)).held_out
-    assert found is not None
-    assert set(found.names) == set(test.names)
+    for passed in (PassedObjects(test_set=test), PassedObjects()):
+        held_out = load_sets(config, passed).held_out
+        assert held_out is not None
+        assert set(held_out.names) == set(test.names)
     assert load_sets(config, PassedObjects(test_set=test, model=network)).held_out is None
     assert load_sets(config, PassedObjects(model=network)).held_out is None
     assert load_sets(config, PassedObjects(train_set=load("folder", root, "train"))).held_out is None
-    own = load_sets(config).held_out
-    assert own is not None
-    assert set(own.names) == set(test.names)
 
 
 def test_other_types_are_refused() -> None:

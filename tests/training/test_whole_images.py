@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
-from small_runs import final_weights, losses, make_images, same_bits, small_config
+from small_runs import final_weights, losses, make_images, same_bits, small_config, train_until
 from torch import Tensor
 from training_toys import NPair, difference, gradients
 
@@ -18,10 +17,12 @@ from faults.trials import start_team
 from recipes import landmarks
 from recollect import Embedder, RecallAtK
 from recollect.config.resolve import resolve
+from recollect.data import Pipeline, load
+from recollect.data.transforms import LongerSide
 from recollect.inference.models import make_embedder
 from recollect.step import StepInfo, large_batch, large_batch_step
-from recollect.training import callbacks
 from recollect.training.batches import largest_input
+from recollect.training.run import RunFolder
 from recollect.training.trainer import plan, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
@@ -91,29 +92,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 WHOLE = {"data.augmentation": "whole", "model.resize": None, "model.image_size": 24, "run.checkpoint_minutes": 60}
 
 
-class Killed(BaseException):
-    """A process that ends here."""
-
-
-@pytest.mark.parametrize(("kill_after", "every"), [(1, 1), (4, 2)])
-def test_resuming_is_exact(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_after: int, every: int
-) -> None:
+def test_resuming_is_exact(root: Path, tmp_path: Path) -> None:
     """In the middle of an epoch, images mirrored at random, read ahead by threads."""
     torch.set_num_threads(1)
-    config = small_config(root, **WHOLE, **{"run.checkpoint_steps": every, "data.workers": 2, "data.cache": "ram"})
+    config = small_config(root, **WHOLE, **{"run.checkpoint_steps": 2, "data.workers": 2, "data.cache": "ram"})
     train(config, tmp_path / "whole")
-    record = callbacks.Log.step
-
-    def killing(self: callbacks.Log, **values: Any) -> None:
-        record(self, **values)
-        if values["step"] > kill_after:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Log, "step", killing)
-        with pytest.raises(Killed):
-            train(config, tmp_path / "run")
+    train_until(5, config, tmp_path / "run")
     torch.manual_seed(99)
     train(resume=tmp_path / "run")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
@@ -125,9 +109,6 @@ def test_the_plan_counts_the_largest_for_memory_and_the_average_for_time(root: P
     figures = plan(config)
     assert figures.longer_side == 24
     assert any("6 images in the network at once, each of at most 24 × 24 pixels" in line for line in figures.lines())
-    from recollect.data import Pipeline, load
-    from recollect.data.transforms import LongerSide
-
     images = load("folder", root, "train")
     with Pipeline(images, LongerSide(24, flip=True), workers=0) as pipeline:
         example, share = largest_input(config, make_embedder(config.model, 0), images)
@@ -153,7 +134,5 @@ def test_two_processes_train_and_validate_as_one(tmp_path: Path) -> None:
     assert (first.code, second.code) == (0, 0), (first, second)
     assert "8 on each of 2 processes" in first.out
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "alone"), abs=1e-3)
-    from recollect.training.run import RunFolder
-
     outcome = RunFolder(tmp_path / "two").read_manifest()["outcome"]
     assert outcome["metrics"]["val"] == pytest.approx(alone.metrics["val"], abs=0.02)

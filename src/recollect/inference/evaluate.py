@@ -12,7 +12,6 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,16 +310,15 @@ def evaluate_input(
 
 
 def _evaluate_benchmark(target: EvaluationInput, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    def ranked(distractors: Any) -> tuple[Any, dict[str, float]]:
-        result = evaluate_revisited(
-            target.embeddings, target.gallery, target.gnd or [], distractors, progress=True, **options
-        )
-        return result, {name: value for name, value in result.metrics.items() if value == value}
-
-    result, metrics = ranked(target.distractors)
-    # A hundredth of the work, and it shows the effect of the distractors.
-    more = {} if target.distractors is None else {"without_distractors": ranked(None)[1]}
-    return result, {"metrics": metrics, "protocol": "revisited", **more, "source": target.provenance}
+    # Without distractors too: that is a hundredth of the work, and shows their effect.
+    galleries = {"metrics": target.distractors} | ({} if target.distractors is None else {"without_distractors": None})
+    results = {
+        name: evaluate_revisited(target.embeddings, target.gallery, target.gnd or [], more, progress=True, **options)
+        for name, more in galleries.items()
+    }
+    # A setup without queries has no mean.
+    means = {name: {key: mean for key, mean in each.metrics.items() if mean == mean} for name, each in results.items()}
+    return results["metrics"], {**means, "protocol": "revisited", "source": target.provenance}
 
 
 def evaluate_prefixes(
@@ -567,6 +565,7 @@ def write_evaluation(
             written.summary["metrics"]["r@1"]
     """
     check_protocol(protocol)
+    target: EvaluationInput | None = None
     other = None if compare is None else Evaluation.load(_result_file(compare))
     more = [find_metric(metric) if isinstance(metric, str) else metric for metric in metrics]
     with trusting(trust):
@@ -588,9 +587,6 @@ def write_evaluation(
             target.distractors = distractors
             notes, place, labels, name = _trained_classes_remark(target), target.place, target.labels, ""
             single_set = distractors is None and target.gallery is None
-
-            def vectors() -> EvaluationInput:
-                return target
         else:
             loaded = open_model(str(model), weights=weights, download=download, device=device, recipe=config)
             test = load_test(
@@ -608,15 +604,6 @@ def write_evaluation(
             single_set = distractors is None and test.benchmark is None
             if dims is None and loaded.config is not None:
                 dims = loaded.config.loss.dims
-            vectors = partial(
-                embed_test,
-                loaded,
-                test,
-                recipe=config,
-                distractors=distractors if test.distractors is None else None,
-                multiscale=multiscale,
-                batch_size=batch_size,
-            )
     if labels is not None and single_set and len(set(labels.tolist())) == 1:
         text = (
             "all images are of one class, so every result is right and the numbers measure nothing: add other classes"
@@ -630,7 +617,11 @@ def write_evaluation(
         if path is not None:
             refuse_existing(path, overwrite)
             make_folder_for(path)
-    target = vectors()
+    if target is None:
+        more_vectors = distractors if test.distractors is None else None
+        target = embed_test(
+            loaded, test, recipe=config, distractors=more_vectors, multiscale=multiscale, batch_size=batch_size
+        )
     if (left_out := target.provenance.get("left_out")) and target.labels is not None:
         logger.info(census(len(target.labels), left_out))
     if skipped := target.provenance.get("skipped"):

@@ -76,13 +76,11 @@ class PassedObjects:
     model: nn.Module | None = None
 
     def __post_init__(self) -> None:
-        kinds: dict[str, type] = {"loss": nn.Module, "model": nn.Module}
         for name, value in vars(self).items():
-            kind = kinds.get(name, ImageSet)
+            kind, noun = (nn.Module, "nn.Module") if name in ("loss", "model") else (ImageSet, "ImageSet")
             if value is not None and not isinstance(value, kind):
-                article = "an nn.Module or a name" if kind is nn.Module else "an ImageSet"
-                article += " or a name" if name == "train_set" else ""
-                raise InputError(f"{name} is a {type(value).__name__}: it must be {article}.")
+                names = " or a name" if name in ("loss", "model", "train_set") else ""
+                raise InputError(f"{name} is a {type(value).__name__}: it must be an {noun}{names}.")
 
     @property
     def pretrained(self) -> bool:
@@ -249,12 +247,10 @@ def load_sets(config: Config, passed: PassedObjects | None = None) -> Sets:
     set_max_pixels(data.max_pixels)
     train = passed.train_set or load_split(data, data.train_split)
     validation, benchmark = passed.validation_set, None
-    if validation is not None:
-        pass
-    elif data.validation == SFM_NAME:
+    if validation is None and data.validation == SFM_NAME:
         benchmark = load_revisited(SFM_NAME, data.validation_root or data.root or ".")
         validation = benchmark.database
-    elif data.validation != "none":
+    elif validation is None and data.validation != "none":
         train, validation = class_disjoint_split(train, data.validation, config.run.seed)
     test = passed.test_set or (load_split(data, data.test_split) if config.run.watch_test else None)
     sets = Sets(train, validation, test, benchmark)
@@ -382,12 +378,9 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
     passed = passed or PassedObjects()
     with listed_once():
         sets = load_sets(config, passed)
-    open_settings = {
-        "model.shrinkage": config.model.shrinkage,
-        "optimizer.lr": config.optimizer.lr,
-        "run.epochs": config.run.epochs if config.run.steps is None else None,
-    }
-    undecided = frozenset(key for key, value in open_settings.items() if value == "auto")
+    length = config.run.epochs if config.run.steps is None else None
+    settings = {"model.shrinkage": config.model.shrinkage, "optimizer.lr": config.optimizer.lr, "run.epochs": length}
+    undecided = frozenset(key for key, value in settings.items() if value == "auto")
     pretrained = is_pretrained(config.model) if passed.model is None else passed.pretrained
     config, auto_settings = resolve_auto(config, sets.train, device, pretrained)
     if undecided and too_few(config, sets.train):

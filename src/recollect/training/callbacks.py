@@ -84,16 +84,11 @@ def checked_callback(callback: Any) -> Callback:
     Raises:
         InputError: it is a class, or something else.
     """
-    if isinstance(callback, Callback):
-        return callback
-    is_class = isinstance(callback, type)
-    name = callback.__name__ if is_class else type(callback).__name__
-    instead = (
-        f"the class {name}: make an object of it, {name}()"
-        if is_class
-        else f"a {name}: derive it from recollect.Callback"
-    )
-    raise InputError(f"callbacks has {instead}.")
+    if isinstance(callback, type):
+        raise InputError(f"callbacks has the class {callback.__name__}: make an object of it, {callback.__name__}().")
+    if not isinstance(callback, Callback):
+        raise InputError(f"callbacks has a {type(callback).__name__}: derive it from recollect.Callback.")
+    return callback
 
 
 class CallbackList:

@@ -1,8 +1,9 @@
-"""Loggers for real, without a network; and that one which fails costs nothing but itself."""
+"""Callbacks, loggers and the log: what they receive, and that a failing logger costs nothing but itself."""
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,10 +14,11 @@ from unittest import mock
 import pytest
 from small_runs import make_images, small_config
 
+from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, MissingExtraError
 from recollect.config.schema import RunConfig
 from recollect.training import callbacks
-from recollect.training.callbacks import Callback, CallbackList, TrainingStoppedError
+from recollect.training.callbacks import Callback, CallbackList, Log, TrainingStoppedError
 from recollect.training.run import Outcome, RunFolder
 from recollect.training.trainer import train
 
@@ -39,15 +41,8 @@ def test_tensorboard_events_are_read_back(root: Path, tmp_path: Path) -> None:
     events = reading.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert losses == [(r["step"], pytest.approx(r["loss"])) for r in records if r["kind"] == "step"]
-    found = [(event.step, event.value) for event in events.Scalars("val/r@1")]
-    assert found == [(r["step"], pytest.approx(r["r@1"])) for r in records if r["kind"] == "evaluation"]
-
-
-def test_run_tensorboard_is_still_read() -> None:
-    pytest.importorskip("tensorboard")
-    both = RunConfig(loggers=("tensorboard",), tensorboard=True)
-    for run in (RunConfig(tensorboard=True), both):
-        assert list(callbacks.make_loggers(run)) == ["tensorboard"]
+    recalls = [(event.step, event.value) for event in events.Scalars("val/r@1")]
+    assert recalls == [(r["step"], pytest.approx(r["r@1"])) for r in records if r["kind"] == "evaluation"]
 
 
 def _once_written(file: Path, last: bytes) -> bytes:
@@ -132,8 +127,8 @@ def test_a_failing_logger_is_reported_once_and_dropped(
     caplog.set_level(logging.WARNING, "recollect")
     records = logged_run(root, tmp_path / "run", "failing")
     assert sum(record["kind"] == "step" for record in records) == 3
-    (said,) = (message for message in caplog.messages if "failing" in message)
-    assert "the server is gone" in said
+    (message,) = (message for message in caplog.messages if "failing" in message)
+    assert "the server is gone" in message
     assert RunFolder(tmp_path / "run").finished
 
 
@@ -169,20 +164,16 @@ def test_a_logger_may_end_a_run_by_saying_so(root: Path, tmp_path: Path, monkeyp
 
 
 def test_what_cannot_be_a_logger_is_refused() -> None:
-    def made(name: str, **options: Any) -> None:
-        callbacks.make_loggers(RunConfig(loggers=(name,), logger_options={name: options}))
-
-    with pytest.raises(ConfigError, match="Did you mean wandb"):
-        made("wandbb")
-    with pytest.raises(ConfigError, match="on_start"):
-        made("collections:OrderedDict")
-    with pytest.raises(ConfigError, match="a class of callbacks"):
-        made("math:pi")
+    for name, message in (
+        ("wandbb", "Did you mean wandb"),
+        ("collections:OrderedDict", "on_start"),
+        ("math:pi", "a class of callbacks"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            callbacks.make_loggers(RunConfig(loggers=(name,)))
 
 
 def test_a_missing_package_is_named_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     for name, module in (("wandb", "wandb"), ("mlflow", "mlflow"), ("tensorboard", "torch.utils.tensorboard")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(MissingExtraError, match=rf"recollect\[{name}\]"):
@@ -219,3 +210,22 @@ def test_callbacks_are_told_of_everything_in_order(root: Path, tmp_path: Path) -
     with pytest.raises(RuntimeError, match="mine"):
         train(short, tmp_path / "ended", callbacks=[Ending()])
     assert heard == [("start", "ended", 1, 0), None]
+
+
+def test_the_run_keeps_what_a_terminal_would_have_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "recollect")
+    seconds = iter([0.0, 10.0, 31.0, 40.0])  # when the line is made, and after each step
+    run = RunFolder(tmp_path)
+    with ProgressLine("training", 100, "steps", clock=lambda: next(seconds)) as line:
+        log = Log(run, line)
+        for step in (1, 2, 3):
+            log.step(step=step, epoch=0.5, loss=0.25, images_per_second=12.0, memory_mb=1234 if step < 2 else None)
+        log.evaluation("val", 3, {"r@1": 0.5, "map@r": 0.25})
+    stamps, lines = zip(*(line.split(" ", 1) for line in run.log_file.read_text().splitlines()), strict=True)
+    assert all("T" in stamp for stamp in stamps)
+    assert lines == (
+        "training   2/100 steps, loss 0.2500 12 images/s epoch 0.5, 25 min left",
+        "val        after step 3, in %: r@1 50.0  map@r 25.0",
+    )
+    assert caplog.messages == list(lines)
+    assert all(record.progress for record in caplog.records)  # type: ignore[attr-defined]
