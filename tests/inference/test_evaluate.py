@@ -8,12 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import nn
 
-import recollect
 from recollect import write_evaluation
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.common.reading import sha256
 from recollect.evaluation import Evaluation, evaluate
 from recollect.inference.evaluate import (
     EvaluationInput,
@@ -23,8 +20,6 @@ from recollect.inference.evaluate import (
     evaluate_prefixes,
     measure_labelled,
 )
-from recollect.models.weights import weights_digest
-from training.small_runs import make_images
 
 
 @pytest.fixture
@@ -44,8 +39,8 @@ def test_protocols(vectors: tuple[np.ndarray, np.ndarray]) -> None:
     assert set(evaluate_prefixes(target, [4])[4]) == {"r@1", "r@3", "map@r"}
     assert "reid/r@2" in evaluate_prefixes(target, [4], [2], "reid")[4]
     truth = [{"easy": [i], "hard": [i + 1], "junk": []} for i in range(5)]
-    found = EvaluationInput("x", Path("x"), vectors[0][:5], gallery=vectors[0], gnd=truth, distractors=vectors[0][:3])
-    summary = evaluate_input(found)[1]
+    target = EvaluationInput("x", Path("x"), vectors[0][:5], gallery=vectors[0], gnd=truth, distractors=vectors[0][:3])
+    summary = evaluate_input(target)[1]
     assert summary["protocol"] == "revisited"
     assert summary["metrics"]["medium/map"] < summary["without_distractors"]["medium/map"]
     with pytest.raises(ConfigError, match="all or reid"):
@@ -101,27 +96,24 @@ def test_what_may_be_compared(vectors: tuple[np.ndarray, np.ndarray]) -> None:
 
 
 @pytest.fixture
-def vectors_file(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(10), 4)
-    rows = (rng.standard_normal((10, 8))[labels] + rng.standard_normal((40, 8))).astype(np.float32)
-    np.savez(tmp_path / "vectors.npz", embeddings=rows, labels=labels)
+def vectors_file(vectors: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> Path:
+    np.savez(tmp_path / "vectors.npz", embeddings=vectors[0], labels=vectors[1])
     return tmp_path / "vectors.npz"
 
 
 def test_it_returns_what_it_writes(vectors_file: Path) -> None:
-    found = write_evaluation(vectors_file, ks=[1, 5], dims=[4], similarity="cosine")
-    assert found.metrics_file == vectors_file.with_name("vectors-eval") / "metrics.json"
-    assert json.loads(found.metrics_file.read_text()) == json.loads(json.dumps(found.summary))
-    assert list(found.summary["dims"]) == ["4", "8"]
-    assert isinstance(found.result, Evaluation)
-    kept = Evaluation.load(found.metrics_file.with_name("queries.npz"))
-    assert kept.metrics["r@1"] == found.summary["metrics"]["r@1"]
+    written = write_evaluation(vectors_file, ks=[1, 5], dims=[4], similarity="cosine")
+    assert written.metrics_file == vectors_file.with_name("vectors-eval") / "metrics.json"
+    assert json.loads(written.metrics_file.read_text()) == json.loads(json.dumps(written.summary))
+    assert list(written.summary["dims"]) == ["4", "8"]
+    assert isinstance(written.result, Evaluation)
+    saved = Evaluation.load(written.metrics_file.with_name("queries.npz"))
+    assert saved.metrics["r@1"] == written.summary["metrics"]["r@1"]
     again = write_evaluation(
         vectors_file,
         ks=[1, 5],
         similarity="cosine",
-        compare=found.metrics_file.with_name("queries.npz"),
+        compare=written.metrics_file.with_name("queries.npz"),
         overwrite=True,
     )
     assert again.summary["compared_with"]["r@1"]["difference"] == 0
@@ -160,29 +152,3 @@ def test_what_cannot_be_is_refused_before_anything_is_written(vectors_file: Path
     with pytest.raises(InputError, match="give one model"):
         write_evaluation()
     assert [path.name for path in vectors_file.parent.iterdir()] == ["vectors.npz"]
-
-
-def test_weights_are_read_through_once_to_check_them_and_once_to_know_their_vectors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
-    embedder = recollect.Embedder.create("tiny", size=24, dim=16)
-    embedder.save(tmp_path / "model")
-    files, numbers = [], []
-
-    def counted_file(path: Path) -> str:
-        files.append(path)
-        return sha256(path)
-
-    def counted_weights(model: nn.Module) -> str:
-        numbers.append(sum(tensor.numel() for tensor in model.state_dict().values()))
-        return weights_digest(model)
-
-    monkeypatch.setattr("recollect.models.saving.sha256", counted_file)
-    monkeypatch.setattr("recollect.inference.models.sha256", counted_file)
-    monkeypatch.setattr("recollect.inference.vectors.weights_digest", counted_weights)
-    photos = make_images(tmp_path / "photos", classes=3)
-    written = write_evaluation(tmp_path / "model", photos, split="train")
-    assert written.summary["queries"] == 18
-    assert len(files) == 1
-    assert sum(numbers) <= sum(tensor.numel() for tensor in embedder.state_dict().values())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +21,11 @@ from recollect.data import load as load_images
 from recollect.inference.evaluate import evaluate_model
 from recollect.inference.models import (
     RunFiles,
-    absolute_roots,
     embed,
     load,
     load_initial_model,
     make_embedder,
     open_model,
-    relative_roots,
 )
 from recollect.models import Embedder
 from recollect.training.trainer import train
@@ -157,7 +153,7 @@ def test_what_a_run_started_from(run: Path) -> None:
 
 
 @pytest.fixture
-def together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """``work/images`` and ``work/runs/one``, trained by a relative path."""
     work = tmp_path / "work"
     make_images(work / "images", classes=4)
@@ -166,31 +162,24 @@ def together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return work
 
 
-def test_roots_are_absolute(together: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    written = yaml.safe_load((together / "runs" / "one" / "config.yaml").read_text())
-    assert written["data"]["root"] == str(together / "images")
+def test_roots_are_absolute(workspace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written = yaml.safe_load((workspace / "runs" / "one" / "config.yaml").read_text())
+    assert written["data"]["root"] == str(workspace / "images")
     monkeypatch.chdir(tmp_path)
-    assert RunFiles(together / "runs" / "one").read_config().data.root == str(together / "images")
+    assert RunFiles(workspace / "runs" / "one").read_config().data.root == str(workspace / "images")
 
 
-def test_runs_and_images_moved_together(together: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_and_images_moved_together(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.move(together, tmp_path / "elsewhere")
+    shutil.move(workspace, tmp_path / "elsewhere")
     run = RunFiles(tmp_path / "elsewhere" / "runs" / "one")
     assert run.read_config().data.root == str(tmp_path / "elsewhere" / "images")
     shutil.move(tmp_path / "elsewhere" / "images", tmp_path / "photos")
-    assert run.read_config().data.root == str(together / "images"), "what is not found is named as it was written"
+    assert run.read_config().data.root == str(workspace / "images"), "what is not found is named as it was written"
 
 
-def test_paths_between(tmp_path: Path) -> None:
-    data = small_config(Path("images")).data
-    assert absolute_roots(data).root == os.path.abspath("images")  # noqa: PTH100
-    assert absolute_roots(replace(data, root=None)).root is None
-    assert relative_roots(replace(data, root=str(tmp_path / "a")), tmp_path / "runs" / "x") == {"root": "../../a"}
-
-
-def test_damaged_files_are_sentences(together: Path) -> None:
-    run = RunFiles(together / "runs" / "one")
+def test_damaged_files_are_sentences(workspace: Path) -> None:
+    run = RunFiles(workspace / "runs" / "one")
     assert run.finished
     run.config_file.write_text("data: [")
     with pytest.raises(ConfigError, match="line 1"):
@@ -220,8 +209,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_a_model_is_loaded_used_and_measured(tmp_path: Path, photos: Path) -> None:
-    made = recollect.Embedder.create("tiny", size=24).eval()
-    made.save(tmp_path / "model")
+    recollect.Embedder.create("tiny", size=24).save(tmp_path / "model")
     embedder = load(tmp_path / "model")
     vectors = embed(embedder, photos, progress=False)
     assert vectors.shape == (12, 128)
@@ -230,20 +218,12 @@ def test_a_model_is_loaded_used_and_measured(tmp_path: Path, photos: Path) -> No
     images = load_images("folder", photos, "all")
     expected = recollect.evaluate(embed(embedder, images, progress=False), images.labels, ks=[1]).metrics["r@1"]
     for data in (images, str(photos)):
-        found = evaluate_model(embedder, data, split="all", ks=[1])
-        assert found.metrics["r@1"] == pytest.approx(expected)
+        assert evaluate_model(embedder, data, split="all", ks=[1]).metrics["r@1"] == pytest.approx(expected)
     assert "mine" in evaluate_model(embedder, images, metrics=[mine]).metrics
 
 
 def mine(ranks: torch.Tensor, positives: torch.Tensor) -> torch.Tensor:
     return (ranks[:, 0] == 1).double()
-
-
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such"):
-        load(tmp_path / "nothing")
-    with pytest.raises(ConfigError, match="--data"):
-        evaluate_model(recollect.Embedder.create("tiny"))
 
 
 def test_import_recollect_is_lazy() -> None:
@@ -253,14 +233,6 @@ def test_import_recollect_is_lazy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("name", [name for name in recollect.__all__ if name != "__version__"])
-def test_every_public_name_is_documented_and_typed(name: str) -> None:
-    thing = getattr(recollect, name)
-    assert len(thing.__doc__) > 20
-    if not isinstance(thing, type):
-        assert thing.__annotations__
 
 
 def test_several_folders_are_embedded_as_by_the_command(photos: Path) -> None:

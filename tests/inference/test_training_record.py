@@ -15,13 +15,11 @@ from typer.testing import CliRunner
 from recollect.cli.main import app
 from recollect.common.errors import ConfigError, DataError
 from recollect.data import ImageSet, load
-from recollect.inference.evaluate import measure_and_keep
-from recollect.inference.models import open_model
 from recollect.inference.store import content_keys
-from recollect.inference.test_sets import load_test
 from recollect.inference.training_record import (
     FILE,
     ScreenedTestSet,
+    TrainedOn,
     exclude_trained_classes,
     is_unseen,
     load_by_record,
@@ -31,7 +29,7 @@ from recollect.inference.training_record import (
     trained_on,
 )
 from recollect.report import write_report
-from recollect.report.results import evaluate_run, read_run, training_images
+from recollect.report.results import evaluate_run, read_run
 from recollect.training.build import final_config
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
@@ -39,8 +37,8 @@ from training.small_runs import make_images, small_config
 
 def flat(root: Path, classes: int = 8, seed: int = 0) -> Path:
     """``root/class/image``: half of the classes, by the alphabet, train."""
-    made = make_images(root.with_name(root.name + "-made"), classes=classes, each=4, seed=seed)
-    shutil.move(made / "train", root)
+    folder = make_images(root.with_name(root.name + "-made"), classes=classes, each=4, seed=seed)
+    shutil.move(folder / "train", root)
     return root
 
 
@@ -51,6 +49,12 @@ def photos(tmp_path: Path) -> Path:
 
 def fitted(root: Path, out: Path, **settings: object) -> Path:
     return train(small_config(root, **{"run.epochs": 1, **settings}), out).folder
+
+
+def record_of(run: Path) -> TrainedOn:
+    record = read_trained_on(run)
+    assert record is not None
+    return record
 
 
 def screened(root: Path, split: str, run: Path, how: str = "auto") -> ScreenedTestSet:
@@ -66,13 +70,12 @@ def evaluated(*arguments: object) -> tuple[dict[str, object], str]:
 
 def test_a_run_knows_its_classes_and_images(photos: Path, tmp_path: Path) -> None:
     run = fitted(photos, tmp_path / "run", **{"data.validation": "paper", "batch.size": 8})
-    known = read_trained_on(run)
-    assert known is not None
+    record = record_of(run)
     held_out = set(load("folder", photos, "test").class_names)
-    assert len(known.classes) == len(known.validation_classes) == 2
-    assert not known.classes & known.validation_classes
-    assert not (known.classes | known.validation_classes) & held_out
-    assert len(known.keys) == 8
+    assert len(record.classes) == len(record.validation_classes) == 2
+    assert not record.classes & record.validation_classes
+    assert not (record.classes | record.validation_classes) & held_out
+    assert len(record.keys) == 8
     assert read_trained_on(tmp_path) is None
     (run / FILE).write_bytes(b"PK no archive")
     with pytest.raises(DataError):
@@ -81,52 +84,37 @@ def test_a_run_knows_its_classes_and_images(photos: Path, tmp_path: Path) -> Non
 
 def test_classes_added_later_do_not_move_the_border(photos: Path, tmp_path: Path) -> None:
     run = fitted(photos, tmp_path / "run")
-    fresh, said = evaluated(run)
+    fresh, messages = evaluated(run)
     assert fresh["source"]["trained_classes"] == 0
-    assert "WARNING" not in said
-    known = read_trained_on(run)
-    assert known is not None
+    assert "WARNING" not in messages
+    record = record_of(run)
     # More classes, until the folder's test half holds some that were trained on.
     for number in range(20):
         shutil.copytree(flat(tmp_path / "more", 1, seed=10 + number) / "train-00", photos / f"a{number}")
         shutil.rmtree(tmp_path / "more")
         test = load("folder", photos, "test")
-        mixed = known.classes & set(test.class_names)
+        mixed = record.classes & set(test.class_names)
         if mixed and number >= 2:
             break
-    unseen = set(load("folder", photos, "all").class_names) - known.classes
-    assert unseen > set(test.class_names) - known.classes, (
+    unseen = set(load("folder", photos, "all").class_names) - record.classes
+    assert unseen > set(test.class_names) - record.classes, (
         "classes that would be drawn for training are new to the run too"
     )
-    later, said = evaluated(run)
+    later, messages = evaluated(run)
     assert later["source"]["trained_classes"] == 0
     assert later["source"]["classes_by_record"] is True
     assert later["queries"] == 4 * len(unseen)
-    assert f"uses the {len(unseen)} classes that took no part in the training" in said
-    kept, said = evaluated(run, "--trained-classes", "keep")
-    assert kept["source"]["trained_classes_excluded"] is False
-    assert kept["queries"] == len(test)
-    assert "does not show" in said
+    assert f"uses the {len(unseen)} classes that took no part in the training" in messages
+    everything, messages = evaluated(run, "--trained-classes", "keep")
+    assert everything["source"]["trained_classes_excluded"] is False
+    assert everything["queries"] == len(test)
+    assert "does not show" in messages
     table = CliRunner().invoke(app, ["eval", str(run), "--overwrite", "--quiet"])
     assert f"uses the {len(unseen)} classes" in " ".join(table.stdout.split()), "part of the result, so quiet or not"
     assert table.stderr == ""
-    found = evaluate_run(read_run(run))
-    assert set(found.images.class_names) == unseen
-    assert any(f"uses the {len(unseen)} classes" in remark for remark in found.remarks)
-
-
-def test_one_more_photo_does_not_draw_the_test_classes_anew(photos: Path, tmp_path: Path) -> None:
-    drawn = {"class_split": "balanced"}
-    run = fitted(photos, tmp_path / "run", **{"data.options": drawn})
-    before = load("folder", photos, "test", **drawn)
-    other_draw(photos, before, **drawn)
-    found, said = evaluated(run)
-    assert found["queries"] == len(before)
-    trained_images, _ = training_images(read_run(run), None)
-    assert trained_images is not None
-    assert not set(trained_images.names) & set(before.names), "else each would be its own copy across the border"
-    assert found["source"]["trained_classes"] == 0
-    assert "took no part in the training" in said
+    result = evaluate_run(read_run(run))
+    assert set(result.images.class_names) == unseen
+    assert any(f"uses the {len(unseen)} classes" in remark for remark in result.remarks)
 
 
 def other_draw(photos: Path, before: ImageSet, **drawn: Any) -> None:
@@ -147,22 +135,21 @@ def test_runs_before_and_after_a_change_are_tested_on_classes_that_neither_knows
     other_draw(photos, load("folder", photos, "test", **drawn), **drawn)
     second = fitted(photos, tmp_path / "second", **{"data.options": drawn})
     runs = [read_run(run) for run in (first, second)]
-    records = [read_trained_on(run) for run in (first, second)]
-    took_part = {name for one in records if one is not None for name in one.classes | one.validation_classes}
+    records = [record_of(run) for run in (first, second)]
+    took_part = {name for one in records for name in one.classes | one.validation_classes}
     unseen = set(load("folder", photos, "all").class_names) - took_part
     assert 1 < len(unseen) < 8
-    found = [evaluate_run(run, other_runs=[other for other in runs if other is not run]) for run in runs]
-    assert [set(one.images.class_names) for one in found] == [unseen, unseen]
-    assert found[0].images.same_as(found[1].images)
+    results = [evaluate_run(run, other_runs=[other for other in runs if other is not run]) for run in runs]
+    assert [set(one.images.class_names) for one in results] == [unseen, unseen]
+    assert results[0].images.same_as(results[1].images)
     page = write_report([first, second], tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.count(f"uses the {len(unseen)} classes that took no part in any training") == 1, "said once"
     assert "Comparison of first and second" in page, "not two seeds of one setting"
     assert "training images</code>" in page
-    alone = evaluate_run(runs[1])
-    assert set(alone.images.class_names) > unseen
+    assert set(evaluate_run(runs[1]).images.class_names) > unseen
 
     third = fitted(photos, tmp_path / "third", **{"data.options": drawn, **split_of(first)})
-    assert read_trained_on(third).classes == records[0].classes  # type: ignore[union-attr]
+    assert record_of(third).classes == records[0].classes
     both = [read_run(run) for run in (first, third)]
     assert set(evaluate_run(both[0], other_runs=both[1:]).images.class_names) == set(
         evaluate_run(runs[0]).images.class_names
@@ -173,9 +160,8 @@ def test_a_final_run_does_not_leave_the_others_without_a_test(photos: Path, tmp_
     first = fitted(photos, tmp_path / "first")
     final = fitted(photos, tmp_path / "final", **{"data.train_split": "all", "data.validation": "none"})
     runs = [read_run(first), read_run(final)]
-    alone = evaluate_run(runs[0])
-    beside = evaluate_run(runs[0], other_runs=runs[1:])
-    assert beside.images.same_as(alone.images)
+    single, compared = evaluate_run(runs[0]), evaluate_run(runs[0], other_runs=runs[1:])
+    assert compared.images.same_as(single.images)
     last = evaluate_run(runs[1], other_runs=runs[:1]).trained
     assert last is not None
     assert last.seen
@@ -184,16 +170,14 @@ def test_a_final_run_does_not_leave_the_others_without_a_test(photos: Path, tmp_
 def test_the_record_travels_with_the_model(photos: Path, tmp_path: Path) -> None:
     """``RUN/model`` is what ``train`` prints last, and what people copy."""
     run = fitted(photos, tmp_path / "run")
-    known = read_trained_on(run)
-    assert known is not None
+    record = record_of(run)
     shutil.copytree(run / "model", tmp_path / "copied")
     for place in (run / "model", tmp_path / "copied"):
-        again = read_trained_on(place)
-        assert again is not None
-        assert (again.classes, again.digest) == (known.classes, known.digest)
-        found, said = evaluated(place, "--data", photos, "--split", "all")
-        assert found["source"]["trained_classes"] == len(known.classes)
-        assert "WARNING" in said
+        again = record_of(place)
+        assert (again.classes, again.digest) == (record.classes, record.digest)
+        summary, messages = evaluated(place, "--data", photos, "--split", "all")
+        assert summary["source"]["trained_classes"] == len(record.classes)
+        assert "WARNING" in messages
     (run / "model" / FILE).unlink()  # as earlier versions left it
     assert read_trained_on(run / "model") is not None
     assert read_trained_on(tmp_path) is None
@@ -203,11 +187,10 @@ def test_another_folder_is_tested_whole(photos: Path, tmp_path: Path) -> None:
     run = fitted(photos, tmp_path / "run")
     other = flat(tmp_path / "other", 6, seed=9)
     (other / "train-00").rename(other / "new")
-    known = read_trained_on(run)
-    assert known is not None
-    unseen = [folder.name for folder in other.iterdir() if folder.name not in known.classes]
-    found, _ = evaluated(run, "--data", other)
-    assert found["queries"] == 4 * len(unseen), "of a half, some would be missing"
+    record = record_of(run)
+    unseen = [folder.name for folder in other.iterdir() if folder.name not in record.classes]
+    summary, _ = evaluated(run, "--data", other)
+    assert summary["queries"] == 4 * len(unseen), "of a half, some would be missing"
     assert evaluated(run, "--data", photos)[0]["queries"] == evaluated(run)[0]["queries"], "its own folder"
     out = ["--metrics-out", str(tmp_path / "m.json"), "--queries-out", str(tmp_path / "q.npz")]
     half = CliRunner().invoke(app, ["eval", "lite0-in1k", "--data", str(other), *out])
@@ -220,11 +203,10 @@ def test_vectors_in_a_file_are_compared_with_the_record_of_their_model(photos: P
     vectors = tmp_path / "v.npz"
     done = CliRunner().invoke(app, ["embed", str(run), str(photos), "--out", str(vectors)])
     assert done.exit_code == 0, done.output
-    found, said = evaluated(vectors)
-    known = read_trained_on(run)
-    assert known is not None
-    assert found["source"]["trained_classes"] == len(known.classes)
-    assert f"{len(known.classes)} classes have the names" in said
+    summary, messages = evaluated(vectors)
+    record = record_of(run)
+    assert summary["source"]["trained_classes"] == len(record.classes)
+    assert f"{len(record.classes)} classes have the names" in messages
 
 
 def test_a_list_that_moved_is_not_replaced_by_its_folders(photos: Path, tmp_path: Path) -> None:
@@ -250,41 +232,20 @@ def test_a_list_that_moved_is_not_replaced_by_its_folders(photos: Path, tmp_path
     assert evaluated(run, "--root", moved / "list.csv")[0]["metrics"] == before["metrics"]
 
 
-def test_a_renamed_class_is_counted_once(photos: Path, tmp_path: Path) -> None:
-    run = fitted(photos, tmp_path / "run", **{"data.options": {"class_split": "balanced"}})
-    known = read_trained_on(run)
-    assert known is not None
-    (photos / min(known.classes)).rename(photos / "zzz")
-    found, said = evaluated(run)
-    classes = int(found["queries"]) // 4  # type: ignore[call-overload]
-    assert f"uses the {classes} classes that took no part" in said
-    assert "keep includes it." in said
-
-
-def test_a_report_follows_links_out_of_a_folder(photos: Path, tmp_path: Path) -> None:
-    run, links = fitted(photos, tmp_path / "run"), tmp_path / "links"
-    links.mkdir()
-    for folder in photos.iterdir():
-        (links / folder.name).symlink_to(folder)
-    out = ["--root", str(links), "--out", str(tmp_path / "page.html")]
-    assert CliRunner().invoke(app, ["report", str(run), *out]).exit_code == 0
-
-
 def test_the_split_of_a_run_is_that_of_a_folder(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a run"):
         split_of(tmp_path)
     run = fitted(photos, tmp_path / "run")
-    known = read_trained_on(run)
-    assert known is not None
-    assert split_of(run) == {"data.options.train_classes": sorted(known.classes | known.validation_classes)}
-    replace(known, data="cub").write(run)
+    record = record_of(run)
+    assert split_of(run) == {"data.options.train_classes": sorted(record.classes | record.validation_classes)}
+    replace(record, data="cub").write(run)
     with pytest.raises(ConfigError, match="was trained on cub, which says itself"):
         split_of(run)
     (run / FILE).unlink()
     with pytest.raises(DataError, match="no record of its training classes"):
         split_of(run)
-    alone = CliRunner().invoke(app, ["train", "--split-of", str(run)])
-    assert "give it with --data FOLDER" in str(alone.exception)
+    refused = CliRunner().invoke(app, ["train", "--split-of", str(run)])
+    assert "give it with --data FOLDER" in str(refused.exception)
 
 
 def test_empty_and_equally_broken_files_are_not_photos_that_were_trained_on(photos: Path) -> None:
@@ -296,42 +257,18 @@ def test_empty_and_equally_broken_files_are_not_photos_that_were_trained_on(phot
             (folder / f"page{number}.png").write_text("<html>not found</html>")
     everything = load("folder", photos, "all")
     one, other = (everything.of_classes([everything.class_names.index(folder.name)]) for folder in (trained, tested))
-    found = exclude_trained_classes(other, content_keys(other), trained_on(one))
-    assert found.trained_classes == ()
-    assert found.trained_images == 9, "copies of the page, by content; empty files are of no content"
-
-
-def test_measuring_a_run_again_replaces_its_result(photos: Path, tmp_path: Path) -> None:
-    run = fitted(photos, tmp_path / "run")
-    found = [measure_and_keep(open_model(run), load_test(run)) for _ in range(2)]
-    assert found[0] == found[1]
-
-
-def test_a_result_says_which_distractors_were_in_its_gallery(photos: Path, tmp_path: Path) -> None:
-    run, more = fitted(photos, tmp_path / "run"), tmp_path / "more.npy"
-    np.save(more, np.random.default_rng(0).standard_normal((50, 16)).astype(np.float32))
-    assert evaluated(run)[0]["source"]["distractors"] == 0
-    assert evaluated(run, "--distractors", more)[0]["source"]["distractors"] == str(more)
-
-
-def test_a_class_of_the_same_name_in_another_folder_is_said_to_be_that(photos: Path, tmp_path: Path) -> None:
-    run = fitted(photos, tmp_path / "run")
-    shutil.move(flat(tmp_path / "more", 4, seed=77), tmp_path / "others")
-    found, said = evaluated(run, "--data", tmp_path / "others", "--split", "all")
-    known = read_trained_on(run)
-    assert known is not None
-    same = known.classes & set(load("folder", tmp_path / "others", "all").class_names)
-    assert found["source"]["trained_classes"] == len(same) > 0
-    assert "trained on, by name or images" in said
+    screened_set = exclude_trained_classes(other, content_keys(other), trained_on(one))
+    assert screened_set.trained_classes == ()
+    assert screened_set.trained_images == 9, "copies of the page, by content; empty files are of no content"
 
 
 def test_a_set_of_trained_classes_only_is_measured_and_announced(photos: Path, tmp_path: Path) -> None:
     run = fitted(photos, tmp_path / "run")
-    found, said = evaluated(run, "--split", "train")
-    assert found["source"]["trained_classes"] == 4
-    assert found["source"]["trained_classes_excluded"] is False
-    assert found["source"]["trained_images"] == 16
-    assert "WARNING: 4 classes" in said
+    summary, messages = evaluated(run, "--split", "train")
+    assert summary["source"]["trained_classes"] == 4
+    assert summary["source"]["trained_classes_excluded"] is False
+    assert summary["source"]["trained_images"] == 16
+    assert "WARNING: 4 classes" in messages
     refused = CliRunner().invoke(app, ["eval", str(run), "--split", "train", "--trained-classes", "exclude"])
     assert isinstance(refused.exception, ConfigError)
     wrong = CliRunner().invoke(app, ["eval", str(run), "--trained-classes", "perhaps"])
@@ -342,36 +279,26 @@ def test_train_and_test_folders_that_share_classes(tmp_path: Path) -> None:
     root = make_images(make_images(tmp_path / "x", classes=4), classes=3, split="test", seed=5)
     (root / "test" / "test-00").rename(root / "test" / "train-00")
     run = fitted(root, tmp_path / "run")
-    found = screened(root, "test", run)
-    assert found.trained_classes == ("train-00",)
-    assert found.excluded
-    assert found.trained_images == 0, "other photos of a trained class"
-    assert set(found.images.class_names) == {"test-01", "test-02"}
+    screened_set = screened(root, "test", run)
+    assert screened_set.trained_classes == ("train-00",)
+    assert screened_set.excluded
+    assert screened_set.trained_images == 0, "other photos of a trained class"
+    assert set(screened_set.images.class_names) == {"test-01", "test-02"}
 
 
 def test_renamed_classes_and_single_photos_are_known_by_content(photos: Path, tmp_path: Path) -> None:
     run = fitted(photos, tmp_path / "run")
     test = flat(tmp_path / "others", 4, seed=7)
-    known = load("folder", photos, "train")
-    shutil.copytree(known.path(0).parent, test / "renamed")
+    record = load("folder", photos, "train")
+    shutil.copytree(record.path(0).parent, test / "renamed")
     (test / "train-03").rename(test / "new")
-    shutil.copy(known.path(len(known) - 1), test / "new" / "stray.png")
+    shutil.copy(record.path(len(record) - 1), test / "new" / "stray.png")
     for name in ("train-00", "train-01", "train-02"):
         (test / name).rename(test / f"other-{name}")
-    found = screened(test, "all", run)
-    assert found.trained_classes == ("renamed",)
-    assert found.trained_images == 1
-    assert any("1 image of the test set was trained on" in remark.text for remark in found.remarks())
-
-
-def test_other_data_sets_have_classes_of_their_own(photos: Path, tmp_path: Path) -> None:
-    run = fitted(photos, tmp_path / "run")
-    pixels = np.random.default_rng(0).integers(0, 255, (4, 8, 8), np.uint8)
-    names = list(load("folder", photos, "train").class_names)[:2]
-    named = ImageSet("other", list("abcd"), [0, 0, 1, 1], names, arrays=pixels)
-    found = exclude_trained_classes(named, content_keys(named), read_trained_on(run))
-    assert found.trained_classes == ()
-    assert len(found.images) == 4
+    screened_set = screened(test, "all", run)
+    assert screened_set.trained_classes == ("renamed",)
+    assert screened_set.trained_images == 1
+    assert any("1 image of the test set was trained on" in remark.text for remark in screened_set.remarks())
 
 
 def test_resuming_with_other_photos_is_refused(photos: Path, tmp_path: Path) -> None:
@@ -403,11 +330,11 @@ def coloured(*classes: tuple[str, list[int]]) -> ImageSet:
 
 @pytest.mark.parametrize(("photos_of_it", "counts"), [([1, 2, 9, 8], True), ([1, 2, 9, 8, 7], False), ([1, 9], True)])
 def test_a_class_counts_as_trained_if_at_least_half_of_its_photos_were(photos_of_it: list[int], counts: bool) -> None:
-    known = trained_on(coloured(("a", [1, 2, 3]), ("b", [4, 5])))
+    record = trained_on(coloured(("a", [1, 2, 3]), ("b", [4, 5])))
     tested = coloured(("renamed", photos_of_it), ("new", [11, 12]))
-    found = exclude_trained_classes(tested, content_keys(tested), known, "keep")
-    assert found.trained_classes == (("renamed",) if counts else ())
-    unseen = is_unseen([tested.class_names[label] for label in tested.labels], content_keys(tested), "photos", known)
+    screened_set = exclude_trained_classes(tested, content_keys(tested), record, "keep")
+    assert screened_set.trained_classes == (("renamed",) if counts else ())
+    unseen = is_unseen([tested.class_names[label] for label in tested.labels], content_keys(tested), "photos", record)
     assert unseen.tolist() == [not counts] * len(photos_of_it) + [True, True]
 
 
@@ -415,19 +342,19 @@ def test_classes_that_chose_the_weights_are_not_unseen(photos: Path) -> None:
     everything = load("folder", photos, "all")
     names = everything.class_names
     fitted_on, chose = everything.of_classes([0, 1, 2]), everything.of_classes([3, 4])
-    known = trained_on(fitted_on, chose)
-    assert known.validation_classes == {names[3], names[4]}
+    record = trained_on(fitted_on, chose)
+    assert record.validation_classes == {names[3], names[4]}
     labels = [names[label] for label in everything.labels]
     no_copies = np.zeros_like(content_keys(everything))
-    assert set(np.array(labels)[is_unseen(labels, no_copies, "folder", known)]) == set(names[5:])
-    assert is_unseen(labels, no_copies, "other", known).all(), "another data set has classes of its own"
-    test = load_by_record("folder", photos, "test", known, {"class_split": "balanced"})
+    assert set(np.array(labels)[is_unseen(labels, no_copies, "folder", record)]) == set(names[5:])
+    assert is_unseen(labels, no_copies, "other", record).all(), "another data set has classes of its own"
+    test = load_by_record("folder", photos, "test", record, {"class_split": "balanced"})
     assert {test.class_names[label] for label in test.labels} == set(names[5:])
-    found = exclude_trained_classes(everything, content_keys(everything), known)
-    assert found.validation_classes == (names[3], names[4])
+    screened_set = exclude_trained_classes(everything, content_keys(everything), record)
+    assert screened_set.validation_classes == (names[3], names[4])
     chose_them = "2 classes of the test set were used to choose the weights"
-    assert any(chose_them in remark.text for remark in found.remarks())
+    assert any(chose_them in remark.text for remark in screened_set.remarks())
     assert not any(
         "choose the weights" in remark.text
-        for remark in exclude_trained_classes(test, content_keys(test), known).remarks()
+        for remark in exclude_trained_classes(test, content_keys(test), record).remarks()
     )

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 from typer.testing import CliRunner
 
 from recollect.cli.main import app
-from recollect.common.errors import ConfigError, ImageError
-from recollect.common.images import Preprocessing, read_image
+from recollect.common.errors import ImageError
+from recollect.common.images import read_image
 from recollect.data import ImageSet, Pipeline, load, train_transform
 from recollect.data.transforms import uniforms
-from recollect.inference.vectors import embed_files, embed_set, head_inputs, part_rows, run_network, seconds_of_rows
+from recollect.inference.vectors import embed_files, embed_set, head_inputs, part_rows, run_network
 from recollect.models import Embedder
 from recollect.search.encoder import ModelEncoder
 from recollect.training.trainer import train
@@ -34,8 +33,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = make_images(tmp_path_factory.mktemp("images"), classes=4)
-    return make_images(root, classes=3, split="test", seed=1)
+    root = make_images(tmp_path_factory.mktemp("images"), classes=6)
+    return make_images(root, classes=4, split="test", seed=1)
 
 
 @pytest.fixture
@@ -55,10 +54,6 @@ class Passes:
         self.images += len(inputs[0])
 
 
-def pixels(images: ImageSet) -> list[Path]:
-    return [images.path(index) for index in range(len(images))]
-
-
 @pytest.mark.parametrize("upto", ["backbone", "pooling"])
 def test_rows_are_those_of_the_part(root: Path, embedder: Embedder, upto: str) -> None:
     images = load("folder", root, "train")
@@ -67,23 +62,23 @@ def test_rows_are_those_of_the_part(root: Path, embedder: Embedder, upto: str) -
     rest.eval()
     with torch.no_grad():
         ours = rest(torch.from_numpy(found.rows))
-    assert torch.allclose(ours, embedder.embed(pixels(images), progress=False), atol=1e-5)
+    assert torch.allclose(ours, embedder.embed(files(images), progress=False), atol=1e-5)
     assert embedder.training, "the network's mode is left as it was"
 
 
 def test_an_image_goes_through_once_whatever_it_is_called(root: Path, embedder: Embedder, tmp_path: Path) -> None:
     images, passes = load("folder", root, "train"), Passes(embedder)
     before = part_rows(embedder, images)
-    assert passes.images == len(images) == 24
+    assert passes.images == len(images) == 36
     shutil.copytree(root, tmp_path / "moved")
     (tmp_path / "moved" / "train" / "train-00").rename(tmp_path / "moved" / "train" / "renamed")
     moved = load("folder", tmp_path / "moved", "train")
     after = part_rows(embedder, moved)
-    assert passes.images == 24
+    assert passes.images == 36
     order = {key.tobytes(): row for row, key in zip(before.rows, before.keys, strict=True)}
     assert all(np.array_equal(order[key.tobytes()], row) for key, row in zip(after.keys, after.rows, strict=True))
     part_rows(embedder, load("folder", root, "all"))
-    assert passes.images == 24 + 18
+    assert passes.images == 36 + 24
 
 
 def test_a_changed_file_is_noticed(tmp_path: Path, embedder: Embedder) -> None:
@@ -102,16 +97,16 @@ def test_other_weights_sizes_and_cuts_have_rows_of_their_own(root: Path, embedde
     with torch.no_grad():
         embedder.head.linear.weight.add_(1)  # type: ignore[union-attr]
     part_rows(embedder, images)
-    assert passes.images == 36, "the last layer is behind the cut"
+    assert passes.images == 48, "the last layer is behind the cut"
     with torch.no_grad():
         next(embedder.backbone.parameters()).add_(1)
     part_rows(embedder, images)
-    assert passes.images == 54
+    assert passes.images == 72
     larger = Embedder.create("tiny", dim=16, size=32)
     larger.load_state_dict(embedder.state_dict())
     more = Passes(larger)
     part_rows(larger, images)
-    assert more.images == 18
+    assert more.images == 24
 
 
 def test_gem_s_exponent_is_part_of_the_pooling(root: Path, embedder: Embedder) -> None:
@@ -162,27 +157,6 @@ def test_bad_images(tmp_path: Path, embedder: Embedder, upto: str, monkeypatch: 
     assert [bad.index for bad in found.skipped] == [3]
     finite = np.isfinite(found.rows).reshape(len(images), -1).all(axis=1)
     assert finite.tolist() == [index != 3 for index in range(len(images))]
-
-
-def test_whole_images(tmp_path: Path, root: Path) -> None:
-    images = load("folder", root, "test")
-    embedder = Embedder.create("tiny", dim=16, resize=None)
-    rows = torch.from_numpy(part_rows(embedder, images).rows)
-    expected = embedder.embed([images.read(index) for index in range(len(images))], before_head=True, progress=False)
-    assert torch.allclose(embedder.head.inputs(rows), expected, atol=1e-5)
-    with pytest.raises(ConfigError, match="one size"):
-        part_rows(embedder, images, "backbone")
-
-
-def test_estimating_the_time_of_features_changes_no_statistics(root: Path, embedder: Embedder) -> None:
-    class Pixels(nn.BatchNorm2d):
-        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-            return super().forward(pixels.float())
-
-    network = Pixels(3)
-    assert seconds_of_rows(embedder, network, load("folder", root, "train"), "pooling") > 0
-    assert network.training
-    assert not network.running_mean.any()  # type: ignore[union-attr]
 
 
 def test_the_mode_is_left_as_it_was_even_by_an_error() -> None:
@@ -244,24 +218,6 @@ def test_a_box_refers_to_the_full_size(tmp_path: Path, embedder: Embedder) -> No
     torch.testing.assert_close(torch.from_numpy(embed_set(embedder, boxed).rows), expected, atol=1e-6, rtol=0)
 
 
-def test_pixels_and_rows_of_the_full_size_are_not_used_for_photos_decoded_smaller(
-    tmp_path: Path, embedder: Embedder
-) -> None:
-    images, steps = large_photo(tmp_path), embedder.preprocessing
-
-    def results(random: bool) -> np.ndarray:
-        if not random:
-            return part_rows(embedder, images).rows.copy()
-        with Pipeline(images, train_transform(steps), workers=0, cache="disk") as pipeline:
-            return pipeline.load([0]).images.numpy().copy()
-
-    for random in (False, True):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Preprocessing, "at_least", None)
-            full = results(random)
-        assert not np.array_equal(results(random), full)
-
-
 def test_on_a_cpu_few_images_are_in_the_network_at_once(tmp_path: Path) -> None:
     embedder, sizes = Embedder.create("tiny", size=224), []
     first = next(module for module in embedder.modules() if isinstance(module, torch.nn.Conv2d))
@@ -274,15 +230,9 @@ def test_on_a_cpu_few_images_are_in_the_network_at_once(tmp_path: Path) -> None:
     assert Embedder.create("tiny", size=48).images_at_once == 128
 
 
-@pytest.fixture(scope="module")
-def more_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = make_images(tmp_path_factory.mktemp("images"), classes=6)
-    return make_images(root, classes=4, split="test", seed=1)
-
-
 @pytest.fixture
-def images(more_photos: Path) -> ImageSet:
-    return load("folder", more_photos, "test")
+def images(root: Path) -> ImageSet:
+    return load("folder", root, "test")
 
 
 def files(images: ImageSet) -> list[Path]:
@@ -338,7 +288,7 @@ def call(*arguments: object) -> str:
 
 @pytest.mark.parametrize("freeze", ["pooling", "backbone"])
 def test_a_photo_goes_through_the_network_once_whatever_verb_asks(
-    more_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze: str
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze: str
 ) -> None:
     """Counts images that enter the backbone, over train, eval, embed and report of a run with a frozen part."""
     through = 0
@@ -354,32 +304,18 @@ def test_a_photo_goes_through_the_network_once_whatever_verb_asks(
     settings = {"data.augmentation": "none", "model.freeze": freeze, "batch.size": "all", "batch.chunk": "auto"}
     more = {"batch.batches_per_epoch": None, "loss.options": {}, "run.epochs": 2}
     photos = count_images(monkeypatch)
-    run = train(small_config(more_photos, **settings, **more), tmp_path / "run").folder
+    run = train(small_config(root, **settings, **more), tmp_path / "run").folder
     assert sum(photos) == 36, "every training image once"
     seen = through  # with what the plan tries out
     call("eval", run, "--split", "train")
-    call("embed", run, more_photos / "train")
+    call("embed", run, root / "train")
     call("report", run, "--split", "train")
     assert through == seen, "all of these know the training images"
     call("eval", run)
     assert through == seen + 24, "the test images are new"
     call("report", run, "--out", "page.html")
-    call("embed", run, more_photos / "test", "--out", "test.npz")
+    call("embed", run, root / "test", "--out", "test.npz")
     # With a frozen backbone the pooling was trained: the report puts its images through with the pooling of the start.
     assert through == seen + 24 + (24 if freeze == "backbone" else 0)
-    answer = json.loads(call("search", "test.npz", more_photos / "test" / "test-01" / "2.png", "--json"))
+    answer = json.loads(call("search", "test.npz", root / "test" / "test-01" / "2.png", "--json"))
     assert answer[0]["results"][0]["name"] == "test-01/2.png"
-
-
-def test_a_trained_network_is_embedded_once_too(
-    more_photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = train(small_config(more_photos, **{"run.epochs": 1}), tmp_path / "run").folder
-    call("eval", run)
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise AssertionError("embedded again")
-
-    monkeypatch.setattr("recollect.inference.vectors.Pipeline", refuse)
-    call("embed", run, more_photos / "test", "--out", tmp_path / "v.npz")
-    call("eval", run, "--overwrite")

@@ -49,27 +49,27 @@ def network() -> Embedder:
 
 
 def test_the_last_layer_is_the_whitening_of_the_pairs(sfm: Path, network: Embedder) -> None:
-    chosen = WhiteningSet.from_sfm(sfm)
-    assert len(chosen.images) == IMAGES
-    made = add_last_layer(network, chosen, 32)
-    features = head_inputs(made, chosen.images)
-    wanted = whitening_from_pairs(features, torch.arange(IMAGES - 1), torch.arange(1, IMAGES))
-    assert made.dim == 32
-    images = chosen.images.subset(np.arange(5))
-    vectors = made.embed([images.read(number) for number in range(5)], progress=False)
-    torch.testing.assert_close(vectors, wanted(features[:5], 32), rtol=0, atol=1e-3)
+    whitening_set = WhiteningSet.from_sfm(sfm)
+    assert len(whitening_set.images) == IMAGES
+    whitened = add_last_layer(network, whitening_set, 32)
+    features = head_inputs(whitened, whitening_set.images)
+    expected = whitening_from_pairs(features, torch.arange(IMAGES - 1), torch.arange(1, IMAGES))
+    assert whitened.dim == 32
+    images = whitening_set.images.subset(np.arange(5))
+    vectors = whitened.embed([images.read(number) for number in range(5)], progress=False)
+    torch.testing.assert_close(vectors, expected(features[:5], 32), rtol=0, atol=1e-3)
     with pytest.raises(ConfigError, match="already has a last layer"):
-        add_last_layer(made, chosen)
+        add_last_layer(whitened, whitening_set)
 
 
 def test_over_scales_an_added_whitening_is_applied_to_the_mean_descriptor(
     sfm: Path, network: Embedder, tmp_path: Path
 ) -> None:
     """As cirtorch does: the power mean of GeM's descriptors, of which the whitening is learned and to which it is applied."""
-    chosen, scales = WhiteningSet.from_sfm(sfm), (1.0, 2.0)
-    made = add_last_layer(network, chosen, 32, scales=scales)
+    whitening_set, scales = WhiteningSet.from_sfm(sfm), (1.0, 2.0)
+    whitened = add_last_layer(network, whitening_set, 32, scales=scales)
     pixels = torch.stack(
-        [torch.from_numpy(np.array(chosen.images.read(number))).permute(2, 0, 1) for number in range(IMAGES)]
+        [torch.from_numpy(np.array(whitening_set.images.read(number))).permute(2, 0, 1) for number in range(IMAGES)]
     )
     with torch.no_grad():
         normalized = network.normalize(pixels)
@@ -77,19 +77,19 @@ def test_over_scales_an_added_whitening_is_applied_to_the_mean_descriptor(
         each = [F.normalize(network.pooled(images)) for images in (normalized, larger)]
     mean = F.normalize((each[0] ** 3 + each[1] ** 3) ** (1 / 3))
     torch.testing.assert_close(network.embed(pixels, scales=scales, progress=False), mean, rtol=0, atol=1e-5)
-    wanted = whitening_from_pairs(mean, torch.arange(IMAGES - 1), torch.arange(1, IMAGES))(mean, 32)
-    made.save(tmp_path / "made")
-    for model in (made, Embedder.load(tmp_path / "made")):
-        torch.testing.assert_close(model.embed(pixels, scales=scales, progress=False), wanted, rtol=0, atol=2e-3)
+    expected = whitening_from_pairs(mean, torch.arange(IMAGES - 1), torch.arange(1, IMAGES))(mean, 32)
+    whitened.save(tmp_path / "made")
+    for model in (whitened, Embedder.load(tmp_path / "made")):
+        torch.testing.assert_close(model.embed(pixels, scales=scales, progress=False), expected, rtol=0, atol=2e-3)
 
 
 def test_a_training_may_start_from_those_pairs(sfm: Path) -> None:
     config = resolve("glyphs", {"model.whitening": "sfm120k", "data.validation_root": str(sfm)})
-    chosen = whitening_images(config, None)  # type: ignore[arg-type]
-    assert chosen is not None
-    assert chosen.pairs is not None
-    made = make_embedder(config.model, 0)
-    made.set_whitening(chosen.learn(made))
+    whitening_set = whitening_images(config, None)  # type: ignore[arg-type]
+    assert whitening_set is not None
+    assert whitening_set.pairs is not None
+    whitened = make_embedder(config.model, 0)
+    whitened.set_whitening(whitening_set.learn(whitened))
     with pytest.raises(ConfigError, match="validation_root"):
         resolve("glyphs", {"data.validation_root": str(sfm)})
 
@@ -110,19 +110,19 @@ def test_the_verb(sfm: Path, network: Embedder, tmp_path: Path) -> None:
     assert record is not None, "what was trained on is not forgotten"
     assert record.classes == {"a class"}
     assert run("--out", str(tmp_path / "other"))[0] != 0
-    code, said = run("--data", "glyphs", "--split", "test", "--out", str(tmp_path / "labels"), "--dim", "60000")
+    code, message = run("--data", "glyphs", "--split", "test", "--out", str(tmp_path / "labels"), "--dim", "60000")
     assert code != 0
-    assert "60000" in said
+    assert "60000" in message
 
 
 def test_few_images_have_a_way_that_works(network: Embedder, tmp_path: Path) -> None:
     network.save(tmp_path / "trained")
     photos = make_images(tmp_path / "photos", classes=4, each=3)
     words = ["whiten", str(tmp_path / "trained"), "--data", str(photos), "--out", str(tmp_path / "made")]
-    said = str(CliRunner().invoke(app, words).exception)
-    assert said.startswith("12 pairs of images for 192 features")
-    assert "shrinkage" not in said
-    advised = said.rpartition("instead: recollect ")[2].removesuffix(".").replace("FOLDER", str(photos)).split()
+    message = str(CliRunner().invoke(app, words).exception)
+    assert message.startswith("12 pairs of images for 192 features")
+    assert "shrinkage" not in message
+    advised = message.rpartition("instead: recollect ")[2].removesuffix(".").replace("FOLDER", str(photos)).split()
     more = ["--init", "tiny", "--image-size", "16", "--device", "cpu", "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, [*advised, *more])
     assert done.exit_code == 0, done.output
@@ -142,17 +142,19 @@ def test_the_verb_refuses_a_place_before_it_embeds(
 
 
 def test_a_broken_image_costs_its_pairs(sfm: Path, network: Embedder, tmp_path: Path) -> None:
-    chosen = WhiteningSet.from_sfm(sfm)
+    whitening_set = WhiteningSet.from_sfm(sfm)
     copy = tmp_path / "sfm"
     shutil.copytree(sfm, copy)
     broken = WhiteningSet.from_sfm(copy)
     broken.images.path(IMAGES - 1).write_bytes(b"broken")
     with pytest.raises(ImageError, match="--skip-bad"):
         broken.learn(network)
-    found = broken.learn(network, on_bad_image="skip")
-    fewer = WhiteningSet(chosen.images.subset(np.arange(IMAGES - 1)), (np.arange(IMAGES - 2), np.arange(1, IMAGES - 1)))
-    torch.testing.assert_close(found.mean, fewer.learn(network).mean)
-    torch.testing.assert_close(found.projection.abs(), fewer.learn(network).projection.abs(), rtol=1e-3, atol=1e-3)
+    whitening = broken.learn(network, on_bad_image="skip")
+    fewer = WhiteningSet(
+        whitening_set.images.subset(np.arange(IMAGES - 1)), (np.arange(IMAGES - 2), np.arange(1, IMAGES - 1))
+    )
+    torch.testing.assert_close(whitening.mean, fewer.learn(network).mean)
+    torch.testing.assert_close(whitening.projection.abs(), fewer.learn(network).projection.abs(), rtol=1e-3, atol=1e-3)
     network.save(tmp_path / "trained")
     words = ["whiten", str(tmp_path / "trained"), "--pairs", str(copy), "--out", str(tmp_path / "made"), "--dim", "8"]
     assert CliRunner().invoke(app, [*words, "--skip-bad"]).exit_code == 0
