@@ -184,9 +184,7 @@ def test_parts_of_the_validation_set_give_the_same_map(data: Path) -> None:
     assert [part.start for part in parts] == [0, 40]
     other = judging.embed(network, parts[0], device, None)
     expected = judging.evaluate_watched(network, whole, Processes.of(), device)
-    assert judging.evaluate_watched(network, parts[1], Second(0, 1, None), device) == pytest.approx(
-        expected, abs=1e-6
-    )
+    assert judging.evaluate_watched(network, parts[1], Second(0, 1, None), device) == pytest.approx(expected, abs=1e-6)
     for source in (*(part.source for part in parts), training):
         source.close()
 
