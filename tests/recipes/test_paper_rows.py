@@ -11,11 +11,8 @@ import pytest
 from recipes.paper_tables import PUBLISHED_FOR, SETTINGS, expected_numbers, expected_settings
 from recollect.config.recipes import available_recipes, family, load_recipe, published_tests
 from recollect.config.resolve import resolve
-from recollect.config.schema import ModelConfig
-from recollect.data.transforms import train_transform
-from recollect.inference.models import make_embedder
 from recollect.losses import create
-from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
+from recollect.models import INSTANCE_SEARCH_SCALES
 from recollect.models.zoo import ZOO
 
 NUMBERS = expected_numbers()
@@ -126,12 +123,3 @@ def test_the_released_code_can_be_laid_over_the_sets_of_k(tmp_path: Path) -> Non
         options = resolve(tmp_path / "mine.yaml").loss.options
         assert options["k"] == [int(k) for k in name.split("/k-")[1].split("-")] == options["tau1"]
         create("recall_at_k", **options)
-
-
-def test_released_resizing_reaches_the_network(tmp_path: Path) -> None:
-    for name, wanted in ((None, "bilinear"), ("bicubic", "bicubic")):
-        made = make_embedder(ModelConfig(init="tiny", interpolation=name), 0)
-        assert made.preprocessing.interpolation == wanted
-        made.save(tmp_path / wanted)
-        assert Embedder.load(tmp_path / wanted).preprocessing.interpolation == wanted
-        assert train_transform(made.preprocessing).interpolation == wanted

@@ -35,10 +35,6 @@ def test_best_have_everything_first() -> None:
     result = _result([1, 1, 5, 1], [0, 0, 1, 2], [0.7, 1.0, 0.1, 0.9])
     assert best(result, 2) == [1, 3]
     assert best(result, 5) == [1, 3, 0]
-    large = Evaluation(
-        {"first_rank": result.values("first_rank"), "map@r": result.values("map")}, result.labels, result.positives
-    )
-    assert best(large, 5) == [1, 3, 0]
 
 
 def test_changed_prefers_what_came_to_the_top() -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import base64
 import html
 import io
-import itertools
 import json
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from recollect.evaluation import evaluate
@@ -56,20 +54,6 @@ def test_every_colour_stands_out_from_its_card() -> None:
         assert min(contrast(colour, card) for colour in class_colours(luminances) for card in behind) >= 3
 
 
-@pytest.mark.parametrize("luminances", [ON_LIGHT, ON_DARK, ON_BOTH])
-def test_colours_differ(luminances: tuple[float, float]) -> None:
-    colours = class_colours(luminances)
-    assert len(set(colours)) == len(colours)
-
-    def apart(count: int) -> int:
-        pairs = itertools.combinations(colours[:count], 2)
-        return min(sum(abs(a - b) for a, b in zip(*pair, strict=True)) for pair in pairs)
-
-    assert apart(10) > 60
-    assert apart(20) > 35
-    assert apart(len(colours)) > 15
-
-
 def _clusters(count: int = 120, dim: int = 60) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
     labels = np.arange(count) % 4
@@ -107,22 +91,6 @@ def test_a_turned_and_mirrored_plane_is_turned_back() -> None:
     angle = 1.1
     turned = plane @ np.array([[np.cos(angle), np.sin(angle)], [np.sin(angle), -np.cos(angle)]])
     np.testing.assert_allclose(turned_like(turned, plane), plane - plane.mean(axis=0), atol=1e-9)
-
-
-def test_maps_made_together_are_those_made_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("openTSNE")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    first, _ = _clusters()
-    second = np.roll(first, 1, axis=0)
-    together = lay_out([first, second, first], "t-SNE")
-    np.testing.assert_array_equal(together[0], lay_out([first], "t-SNE")[0])
-    np.testing.assert_allclose(together[2], together[0], atol=1e-9)
-    np.testing.assert_allclose(_in_proportion(together[1]), _in_proportion(lay_out([second], "t-SNE")[0]), atol=1e-9)
-
-
-def _in_proportion(plane: np.ndarray) -> np.ndarray:
-    apart = np.linalg.norm(plane[:, None] - plane, axis=2)
-    return np.asarray(apart / apart.max())
 
 
 def test_neighbours_for_a_map_are_the_nearest_in_float64() -> None:

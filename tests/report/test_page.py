@@ -52,17 +52,9 @@ def test_the_report_of_a_run(runs: Path) -> None:
     assert path == runs / "first" / "report.html"
     found = check(path)
     text = words(found)
-    for heading in (
-        "Results",
-        "Where it fails",
-        "Data to check",
-        "Map",
-        "Gallery",
-        "Classes",
-        "Similarities",
-        "Curves",
-    ):
-        assert heading in text
+    headings = [key for tag, attributes in found.tags if tag == "section" and (key := attributes["id"])]
+    expected = ["results", "failures", "data", "map", "gallery", "classes", "similarities"]
+    assert headings == [*expected, "curves", "speed", "settings"]
     assert "30 queries of 6 classes" in text
     assert "(macro)" in text
     assert "Time spent" in text
@@ -217,11 +209,8 @@ def test_results_of_eval_stand_beside(runs: Path) -> None:
 
 
 def test_a_list_to_work_through(runs: Path, tmp_path: Path) -> None:
-    write_report([runs / "first"], csv=tmp_path / "list.csv")
-    with (tmp_path / "list.csv").open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["part"] for row in rows} <= {"test", "train"}
-    write_report([runs / "first"], csv=tmp_path / "list.csv")  # a list may be replaced by a newer one
+    for _ in range(2):  # a list may be replaced by a newer one
+        write_report([runs / "first"], csv=tmp_path / "list.csv")
     (tmp_path / "list.csv").write_text("mine")
     with pytest.raises(InputError, match="exists"):
         write_report([runs / "first"], csv=tmp_path / "list.csv")

@@ -22,11 +22,10 @@ from recollect.report.results import (
     choose,
     distinct_names,
     evaluate_run,
-    mean_over_seeds,
     read_run,
     settings_of,
 )
-from report.report_runs import count_images, made_result, made_run, make_run
+from report.report_runs import count_images, made_run, make_run
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(4, 80))
@@ -191,15 +190,6 @@ def test_unreadable_images_are_left_out_for_all(made: Path, tmp_path: Path) -> N
     assert "1 image that cannot be read" in found.excluded
 
 
-def test_pretrained_networks_start_without_the_new_layer(runs: Path) -> None:
-    run = read_run(runs / "first")
-    model = dataclasses.replace(run.config.model, init="lite0-in1k", image_size=64, dim=16)
-    run = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
-    found = evaluate_run(run)
-    assert found.init.vectors.shape[1] == 1280
-    assert "without training" in found.init.what
-
-
 def test_settings_of_another_version_are_refused_with_a_sentence(runs: Path) -> None:
     file = runs / "first" / "config.yaml"
     file.write_text(file.read_text() + "unheard_of: 1\n")
@@ -231,13 +221,6 @@ def test_settings_that_were_chosen_by_trials_do_not_part_seeds() -> None:
     asked = replace(made_run("b", **alike[0].settings), manifest={})
     assert len(settings_of([*alike, asked])) == 2  # the user's own learning rate is another setting
     assert len(settings_of([alike[0], run("c", 1e-4, None, loss={"name": "x"})])) == 2
-
-
-def test_seeds_without_effect_are_said() -> None:
-    one, _ = made_result("a_0", 0.2)
-    found = mean_over_seeds([made_run("a_0"), made_run("a_1")], [one, replace(one, name="a_1")])
-    assert [(mean.name, mean.spread) for mean in found] == [("a (2 seeds)", None)]
-    assert "the seed has no effect" in found[0].what
 
 
 @pytest.mark.parametrize(

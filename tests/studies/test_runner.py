@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from matrix_bench import two_cells
 
-from recollect.common.errors import ConfigError, DataError
+from recollect.common.errors import ConfigError
 from recollect.common.files import try_lock
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.data import load
 from recollect.studies import runner
-from recollect.studies.protocol import Bench, Cell, Matrix, UntilValidation
+from recollect.studies.protocol import Bench, Cell, Matrix
 from recollect.studies.runner import ForeignRunError, begin_or_resume, run_matrix
 from recollect.studies.summary import collect
 from recollect.training import build
@@ -63,28 +63,6 @@ def test_a_killed_run_goes_on(here: None, finished_study: tuple[Matrix, list[Cel
     assert [run.folder for run in study.runs(cells) if not run.done] == [folder]
     assert run_matrix(study, cells, jobs=1)
     assert same_bits(final_weights(folder), whole)
-
-
-@pytest.mark.release
-def test_validation_says_how_long(here: None, bench: Bench, tmp_path: Path) -> None:
-    cells = two_cells(replace(bench, budget=UntilValidation(steps=6, images=10_000, evaluations=3)))
-    study = Matrix(tmp_path / "study")
-    assert run_matrix(study, cells, jobs=1)
-    for cell in cells:
-        choice = study.choice(cell)
-        assert choice.steps in (2, 4, 6)
-        final = json.loads((study.reported(cell)[1].folder / "manifest.json").read_text())
-        assert final["outcome"]["steps"] == choice.steps
-
-
-def test_a_finished_run_without_a_measurement_is_named(bench: Bench, tmp_path: Path) -> None:
-    cell = Cell(bench, "init", "no training", 16, trains=False)
-    study = Matrix(tmp_path, (1,))
-    run = study.reported(cell)[0].folder
-    run.mkdir(parents=True)
-    (run / "manifest.json").write_text(json.dumps({"outcome": {"steps": 0, "metrics": {"test": {}}}}))
-    with pytest.raises(DataError, match="no r@1"):
-        collect(study, [cell])
 
 
 def test_a_failed_run_stops_no_other_and_is_repeated_by_the_next_call(

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from tuning_runs import config_of, make_data, outcomes, study
 
-from recipes import landmarks
 from recollect.common.errors import ConfigError, DataError, MissingExtraError, SplitNotAllowedError
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config
@@ -161,25 +160,6 @@ def test_another_test_set_changes_the_test_and_nothing_else(
     results = study(root, tmp_path / "s")
     assert (outcomes(results), results.chosen) == (outcomes(expected), expected.chosen)
     assert results.final["metrics"] != expected.final["metrics"]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
-def test_instance_search_is_tuned_on_its_landmarks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    landmarks.make_gldv1(tmp_path / "gldv1", range(8))
-    quick = {
-        "batch.size": 16,
-        "batch.batches_per_epoch": 2,
-        "model.whitening": None,
-        "data.root": str(tmp_path / "gldv1"),
-    }
-    config = resolve("gldv1/r101/rsk-simix", {**landmarks.SETTINGS, **quick, "data.validation_root": "nowhere"})
-    caplog.set_level("INFO", "recollect")
-    results = search.tune(config, tmp_path / "s", trials=1, space=["epochs=1"])
-    assert (results.select, results.best is not None) == ("r@1", True)
-    assert "selects by r@1" in "\n".join(caplog.messages)
-    assert results.final["metrics"] == {}
-    assert "gldv1 has no test split" in "\n".join(caplog.messages)
 
 
 def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(

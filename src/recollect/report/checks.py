@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,13 @@ from recollect.search.exact import Neighbours, nearest_unchecked
 NEAREST = 10
 """Neighbours of each image."""
 AMONG, AGREEING = 5, 3
-"""A label is suspected if so many of the nearest images, 3 of 5, belong to one other class …"""
+"""A label is suspected if 3 of the 5 nearest images belong to one other class …"""
 CLEAR = NEAREST
-"""… and none of so many to its own. Measured by ``benchmarks/wrong_labels.py``; the table is in docs/report.md."""
+"""… and none of the nearest 10 to its own. Measured by ``benchmarks/wrong_labels.py``; the table is in docs/report.md."""
 FEW = 5
-"""An image of a class with at most so many images seldom has them among its nearest: there all of ``AMONG`` must agree."""
+"""In classes of at most this many images all ``AMONG`` must agree: an image seldom has its few classmates among them."""
 MOST_READ = 20_000
-"""Test images, and training images, that are compared by their pixels at most."""
+"""Maximum number of test images, and of training images, whose pixels are compared."""
 CANDIDATES = 0.9
 """Minimum correlation at 16 × 16 pixels for two pictures to be compared more closely."""
 AGREE = 0.6
@@ -51,7 +51,7 @@ AGREE = 0.6
 DIFFER = 0.4
 """Largest difference of a part's mean brightness between copies, in standard deviations of the picture."""
 MOST_CHECKED = 5000
-"""Pairs that are compared closely at most, the most similar first: about 3 seconds."""
+"""Maximum number of pairs that are compared closely, the most similar first: about 3 seconds."""
 _IMAGES_AT_ONCE = 4096  # images between two steps of the progress line
 _PAIRS_AT_ONCE = 500
 _PARTNERS_AT_ONCE = 512  # near-duplicates of one group that are compared with all of it at a time
@@ -205,8 +205,9 @@ def find_all(
     suspects = suspected_labels(vectors, labels, neighbours)
     lonely = lonely_images(*([neighbours] if before is None else [neighbours, before]))
     singletons = np.flatnonzero(np.bincount(labels)[labels] == 1).tolist()
+    findings = Findings(suspects, lonely, singletons, list(copies))
     if images.images is None:
-        return Findings(suspects, lonely, singletons, list(copies))
+        return findings
     places = np.arange(len(labels))
     if len(labels) > most:  # copies are among the nearest of each other in every embedding
         places = np.sort(np.argsort(-neighbours.similarities[:, 0], kind="stable")[:most])
@@ -217,12 +218,9 @@ def find_all(
         by_content = {key.tobytes(): place for place, key in reversed(list(enumerate(content_keys(training))))}
         keys = [key.tobytes() for key in content_keys(images.images.subset(list(copies)))]
         sources = {image: by_content[key] for image, key in zip(copies, keys, strict=True) if key in by_content}
-    return Findings(
-        suspects,
-        lonely,
-        singletons,
-        list(copies),
-        _duplicates(small, images, border, training),
+    return replace(
+        findings,
+        duplicates=_duplicates(small, images, border, training),
         compared=len(small.places),
         compared_training=0 if border is None else len(border.places),
         training=0 if training is None else trained_on or len(training),
@@ -488,9 +486,9 @@ def data_section(
     training: Atlas | None,
     of: str | None = None,
 ) -> Markup:
-    """Everything that was found, the gravest first, with what to do about it.
+    """All findings, the most serious first, with what to do about them.
 
-    ``of``: the run whose vectors were looked at, where there are several.
+    ``of``: the run whose vectors were checked, if there are several.
     """
     groups = {kind: [group for group in findings.duplicates if group.kind == kind] for kind in KINDS}
     trained = findings.training_images

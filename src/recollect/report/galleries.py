@@ -112,7 +112,7 @@ def failures_section(
 ) -> Markup:
     """Confused pairs of classes: a table of the most frequent ones, and an example row each.
 
-    ``of``: the run that is looked at, where there are several.
+    ``of``: the run that is examined, if there are several.
     """
     if not confusions:
         return element("p", "Every query with a positive has one in the first place: no classes are confused.")

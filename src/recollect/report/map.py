@@ -64,7 +64,7 @@ _COMPONENTS = 50  # enough for neighbourhoods, and neighbours are found in a ten
 ON_LIGHT, ON_DARK, ON_BOTH = (0.07, 0.285), (0.155, 0.5), (0.155, 0.285)
 """Relative luminances of colours for a light card, for a dark one, and for a picture that may be on either."""
 MOST_COLOURS = 42
-"""Number of different colours; more than that nobody can tell apart."""
+"""Number of different colours; more could not be told apart."""
 _GOLDEN_ANGLE = 137.508  # degrees: any first few hues are spread evenly around the circle
 _AGAIN = 21  # after so many steps of that angle hues nearly repeat, so the order of luminances changes
 _SATURATION = 0.8

@@ -25,7 +25,7 @@ from recollect.config.resolve import as_mapping, short_names
 from recollect.config.schema import Config
 from recollect.inference.models import open_model
 from recollect.models import Embedder
-from recollect.models.saving import DESCRIPTION, LIMITS, TENSORS, endpoint, parse_address
+from recollect.models.saving import DESCRIPTION, TENSORS, endpoint, parse_address
 from recollect.report.markup import Markup, one_line, render
 from recollect.report.results import Run, read_run
 
@@ -131,9 +131,6 @@ def _settings(config: Config) -> dict[str, Any]:
 
 def _check(folder: Path, embedder: Embedder, backbone: str | None) -> None:
     """Load what was written and compare the vectors of random images; ``backbone``: the reference to one from outside."""
-    names = sorted(path.name for path in folder.iterdir())
-    if names != sorted([*LIMITS, CARD, SETTINGS]):
-        raise RecollectError(f"{folder} contains {', '.join(names)}: another process writes to it.")
     size = embedder.preprocessing.size
     images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

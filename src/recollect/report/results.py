@@ -1,7 +1,7 @@
 """Runs of a report and their results: metrics and vectors of the test images before and after training.
 
 ``read_run`` reads a run folder, ``evaluate_run`` embeds and evaluates its test images, and ``settings_of`` and
-``mean_over_seeds`` put runs together that differ only in the seed. A report is most useful when something failed, so only a
+``mean_over_seeds`` put runs together that differ only in the seed. A report is most useful after a failure, so only a
 folder that is not a run is refused; other missing or damaged files become remarks.
 
 Numbers are over the complete test set, as in ``recollect eval``, without classes that the run was trained on. Pictures and
@@ -54,7 +54,7 @@ LIMIT = 4000
 """Images in galleries, the map and pairwise checks by default."""
 _MOST_CACHED = 100_000  # images of which vectors are copied into the run: at 512 numbers, 200 MB per network
 MOST_FOR_MAP = 20_000
-"""Images up to which mAP is computed. It needs the rank of every positive, and takes three times as long as all else."""
+"""Maximum number of images for mAP. It needs the rank of every positive: three times the time of all other metrics."""
 BEFORE, AFTER = "before training", "after training"
 """Names on the page for the weights that training started from, and for those of its only run."""
 _BY_TRIALS = ("model.shrinkage", "optimizer.lr", "run.epochs", "run.steps")

@@ -2,7 +2,7 @@
 
 A parameter is drawn by Optuna and becomes ordinary settings, so that a trial is an ordinary run. Two parameters have no
 setting of their own: ``decays`` and ``first_decay`` make ``optimizer.milestones``. Defaults are in ``default_space``;
-the rest of the room takes a space as given.
+other files take the space as a parameter.
 """
 
 from __future__ import annotations
