@@ -133,14 +133,14 @@ def models(
 ) -> None:
     """List the initialisations an embedder can start from, or show one in full."""
     from recollect import available_models, describe_model
-    from recollect.common.plugins import added
+    from recollect.common.plugins import list_installed
 
     if name is not None:
         model = describe_model(name)
         lines = [f"{title:13} {value}" for title, value in _model_lines(model).items()]
         options.print_json(_model_summary(model)) if as_json else typer.echo(printable("\n".join(lines)))
     elif as_json:
-        options.print_json([*map(_model_summary, available_models().values()), *added("backbone")])
+        options.print_json([*map(_model_summary, available_models().values()), *list_installed("backbone")])
     else:
         columns = ("name", "paper", "architecture", "dim", "size", "mean/std", "params", "weights", "licence")
         _print_table(columns, map(_model_row, available_models().values()), least_width=160)
@@ -149,7 +149,7 @@ def models(
             "Any other timm model: --init timm:<full tag>; your own backbone: --init file.py:name.\n"
             "`recollect models NAME` shows where weights are searched."
         )
-        for row in added("backbone"):
+        for row in list_installed("backbone"):
             typer.echo(f"{row['name']}  from the package {row['package']} ({row['reference']})")
 
 
@@ -285,7 +285,7 @@ def list_sources(context: typer.Context, as_json: options.AsJson = False) -> Non
             raise InputError(f"give --json after {context.invoked_subcommand}.")
         return
     from recollect import available_data
-    from recollect.common.plugins import added
+    from recollect.common.plugins import list_installed
 
     sources = available_data().values()
     if as_json:
@@ -294,7 +294,7 @@ def list_sources(context: typer.Context, as_json: options.AsJson = False) -> Non
         for source in sources:
             counts = {split: {"images": n.images, "classes": n.classes} for split, n in source.published.items()}
             rows.append({**{key: getattr(source, key) for key in keys}, "published": counts})
-        options.print_json([*rows, *added("data set")])
+        options.print_json([*rows, *list_installed("data set")])
         return
     for source in sources:
         typer.echo(f"{source.name:<13}{source.title}")
@@ -303,7 +303,7 @@ def list_sources(context: typer.Context, as_json: options.AsJson = False) -> Non
         for label, text in lines.items():
             if text:
                 typer.echo(f"{'':<13}{label:<8}{text}")
-    for row in added("data set"):
+    for row in list_installed("data set"):
         typer.echo(f"{row['name']:<13}from the package {row['package']} ({row['reference']})")
     typer.echo("\nCheck a copy with  recollect data verify NAME ROOT")
 

@@ -116,7 +116,7 @@ class ProgressLine:
         self._description, self._total, self._unit, self._clock = description, total, unit, clock
         self._before, self._done, self._note = done, done, ""
         self._is_inside = False
-        self._began = self._told = clock()
+        self._began = self._last_line = clock()
 
     def __enter__(self) -> ProgressLine:
         self._is_inside = ProgressLine._entered > 0
@@ -143,12 +143,12 @@ class ProgressLine:
         text = self._note or _speed(rate, self._unit)
         self._progress.update(self._task, advance=count, note=text)
         # Inside other work, the enclosing line reports the end.
-        if now - self._told < _seconds_between_lines or (self._is_inside and self._done == self._total):
+        if now - self._last_line < _seconds_between_lines or (self._is_inside and self._done == self._total):
             return None
-        self._told = now
+        self._last_line = now
         of = "" if self._total is None else f"/{self._total:,}"
-        left = "" if not self._total or not rate else f", {in_words(max(self._total - self._done, 0) / rate)} left"
-        line = f"{self._description:<10} {self._done:,}{of} {self._unit}, {text}{left}"
+        remaining = "" if not self._total or not rate else f", {in_words(max(self._total - self._done, 0) / rate)} left"
+        line = f"{self._description:<10} {self._done:,}{of} {self._unit}, {text}{remaining}"
         if not self._silent:
             logger.info(line, extra=PROGRESS)
         return line

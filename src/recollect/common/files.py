@@ -174,7 +174,7 @@ def write_json(path: Path | str, value: Any) -> None:
     Names of files that are not UTF-8 are written with escapes, and read as they were.
     """
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
-    write_text(path, re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
+    write_text(path, re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def append_line(path: Path | str, line: str) -> None:
@@ -199,8 +199,8 @@ def append_line(path: Path | str, line: str) -> None:
 
 def cache_folder() -> Path:
     """The cache folder: ``RECOLLECT_CACHE``, or the usual folder for caches of this system."""
-    if chosen := os.environ.get("RECOLLECT_CACHE"):
-        return Path(chosen).expanduser()
+    if folder := os.environ.get("RECOLLECT_CACHE"):
+        return Path(folder).expanduser()
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "recollect" / "cache"
     if sys.platform == "darwin":
@@ -234,9 +234,9 @@ def try_lock(path: Path | str, wait: float = 0) -> Lock | None:
         return None
     except OSError as error:
         raise storage_error(error, path) from error
-    held = Lock()
-    held.callback(lock.release)
-    return held
+    handle = Lock()
+    handle.callback(lock.release)
+    return handle
 
 
 @contextmanager

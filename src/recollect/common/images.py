@@ -360,7 +360,7 @@ class Preprocessing:
 ON_BAD_IMAGE = ("error", "skip")
 """The policy for images that cannot be read: stop at the first, or continue without them and list them."""
 
-_SHOWN = 20
+_MOST_LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -389,5 +389,5 @@ def with_skip_advice(error: ImageError, name: str) -> ImageError:
 
 def bad_image_summary(bad: Sequence[BadImage], consequence: str) -> str:
     """A message that names up to 20 of them, e.g. with the consequence "their rows are NaN"."""
-    shown = "\n  ".join([*map(str, bad[:_SHOWN]), *(["..."] if len(bad) > _SHOWN else [])])
-    return f"{number_of(len(bad), 'image')} could not be read; {consequence}:\n  {shown}"
+    lines = "\n  ".join([*map(str, bad[:_MOST_LISTED]), *(["..."] if len(bad) > _MOST_LISTED else [])])
+    return f"{number_of(len(bad), 'image')} could not be read; {consequence}:\n  {lines}"

@@ -259,11 +259,11 @@ clock: Callable[[], float] = time.perf_counter
 """The clock. A benchmark on a busy machine replaces it by ``time.process_time``."""
 
 
-def usable_device(wanted: str, setting: str = "device", *, training: bool = False) -> torch.device:
-    """The device called ``wanted``; ``"auto"`` is a GPU if there is one.
+def usable_device(name: str, setting: str = "device", *, training: bool = False) -> torch.device:
+    """The device called ``name``; ``"auto"`` is a GPU if there is one.
 
     Args:
-        wanted: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``, …
+        name: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``, …
         setting: name of the user's setting, for the message.
         training: whether losses and metrics are computed there, not only embeddings.
 
@@ -272,16 +272,16 @@ def usable_device(wanted: str, setting: str = "device", *, training: bool = Fals
     """
     import torch
 
-    if wanted == "auto":
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        device = torch.device(wanted)
+        device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"{setting} {wanted!r} is not a device: use auto, cpu or cuda.") from error
+        raise ConfigError(f"{setting} {name!r} is not a device: use auto, cpu or cuda.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"{setting} is {wanted}, but torch finds no GPU: use cpu, or install a CUDA build of torch.")
+        raise ConfigError(f"{setting} is {name}, but torch finds no GPU: use cpu, or install a CUDA build of torch.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"{setting} is {wanted}, but there are {torch.cuda.device_count()} GPUs, counted from 0.")
+        raise ConfigError(f"{setting} is {name}, but there are {torch.cuda.device_count()} GPUs, counted from 0.")
     if device.type not in ("cpu", "cuda"):
         try:
             torch.ones(1, device=device).item()  # "meta" has tensors without content

@@ -29,6 +29,7 @@ from typing import Any
 
 from recollect.common.errors import ConfigError, RecollectError, in_one_line
 from recollect.common.machine import fix_torchvision
+from recollect.common.reading import sha256
 from recollect.common.text import did_you_mean
 
 GROUPS = {
@@ -43,7 +44,7 @@ GROUPS = {
 }
 """Kinds of things, and the entry-point group with which an installed package adds names to each."""
 
-GIVEN = "given"
+PASSED = "given"
 """Prefix in the name of an object that was passed in Python: ``given:module.Class``."""
 
 _NOT_OUTSIDE = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), *site.getsitepackages())
@@ -95,7 +96,7 @@ def is_reference(name: str) -> bool:
     return bool(colon and place and place != "timm") and all(part.isidentifier() for part in attribute.split("."))
 
 
-def knows(kind: str, name: str) -> bool:
+def is_plugin(kind: str, name: str) -> bool:
     """Whether ``load`` finds something under this name: a reference, or a name of an installed package."""
     return is_reference(name) or name in installed(kind)
 
@@ -129,7 +130,7 @@ def load_reference(reference: str, kind: str, name: str | None = None) -> Loaded
             "code. If you trust it, repeat the command with --trust (in Python: trust=True)."
         )
     place, _, attribute = reference.rpartition(":")
-    if place == GIVEN:
+    if place == PASSED:
         argument = {"data set": "train_set", "backbone": "model"}.get(kind, kind)
         instead = {
             "data set": "; to evaluate, name the images with --data",
@@ -158,13 +159,13 @@ def load_reference(reference: str, kind: str, name: str | None = None) -> Loaded
             raise ConfigError(f"{kind} {reference!r}: {place} has no {part!r}.{did_you_mean(part, public)}")
         target = getattr(target, part)
     file = None if module.__file__ is None else Path(module.__file__)
-    return _recorded(Loaded(target, name or reference, file, "" if file is None else _sha256(file), kind))
+    return _recorded(Loaded(target, name or reference, file, "" if file is None else sha256(file), kind))
 
 
 def describe(thing: Any, kind: str, name: str | None = None) -> Loaded:
     """Describe an object passed in Python, by ``name`` or by its class and source file."""
     if name is not None:
-        return _recorded(Loaded(thing, f"{GIVEN}:{name}", None, "", kind))
+        return _recorded(Loaded(thing, f"{PASSED}:{name}", None, "", kind))
     source = thing if inspect.isroutine(thing) or isinstance(thing, type) else type(thing)
     try:
         file: Path | None = Path(inspect.getfile(source))
@@ -172,27 +173,27 @@ def describe(thing: Any, kind: str, name: str | None = None) -> Loaded:
         file = None
     # A module of a reference is shown as the user knows it, by its file.
     module = file.stem if file is not None and source.__module__.startswith(_OF_A_FILE) else source.__module__
-    reference = f"{GIVEN}:{module}.{source.__qualname__}".replace("<", "").replace(">", "")
+    reference = f"{PASSED}:{module}.{source.__qualname__}".replace("<", "").replace(">", "")
     file = file if file is not None and file.is_file() else None
-    digest = _sha256_of_code(source) if file is None else _sha256(file)
+    digest = _sha256_of_code(source) if file is None else sha256(file)
     return _recorded(Loaded(thing, reference, file, digest, kind))
 
 
 @contextmanager
 def recording() -> Iterator[list[Loaded]]:
     """Collect everything from outside the package that is loaded inside the block, to be recorded in a run."""
-    things: list[Loaded] = []
-    _recordings.append(things)
+    record: list[Loaded] = []
+    _recordings.append(record)
     try:
-        yield things
+        yield record
     finally:
         _recordings.pop()
 
 
 def _recorded(loaded: Loaded) -> Loaded:
-    for things in _recordings:
-        if all((other.kind, other.short) != (loaded.kind, loaded.short) for other in things):
-            things.append(loaded)
+    for record in _recordings:
+        if all((other.kind, other.short) != (loaded.kind, loaded.short) for other in record):
+            record.append(loaded)
     return loaded
 
 
@@ -218,7 +219,7 @@ def trusting(trust: bool = True) -> Iterator[None]:
 
 def mark_untrusted(name: str) -> str:
     """A name read from a run or a saved embedder: a reference is marked so that ``load`` refuses it, unless trusted."""
-    is_open = _trusted or name.startswith((_UNTRUSTED, f"{GIVEN}:"))  # a given object is never searched for
+    is_open = _trusted or name.startswith((_UNTRUSTED, f"{PASSED}:"))  # a given object is never searched for
     return f"{_UNTRUSTED}{name}" if is_reference(name) and not is_open else name
 
 
@@ -247,12 +248,12 @@ def absolute_reference(name: str, folder: Path) -> str:
     return f"{folder / Path(place).expanduser()}:{attribute}"
 
 
-def in_strings(value: Any, change: Callable[[str], str]) -> Any:
+def map_strings(value: Any, change: Callable[[str], str]) -> Any:
     """Nested plain values with ``change`` applied to every string except keys."""
     if isinstance(value, Mapping):
-        return {key: in_strings(inner, change) for key, inner in value.items()}
+        return {key: map_strings(inner, change) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [in_strings(inner, change) for inner in value]
+        return [map_strings(inner, change) for inner in value]
     return change(value) if isinstance(value, str) else value
 
 
@@ -281,11 +282,11 @@ def errors_as_config(what: str) -> Iterator[None]:
         raise ConfigError(f"{what} fails: {_one_line(error)}.") from error
 
 
-def unknown(kind: str, name: str, known: Iterable[str], more: str = "") -> ConfigError:
+def unknown(kind: str, name: str, names: Iterable[str], more: str = "") -> ConfigError:
     """The error for a name that neither recollect nor an installed package defines."""
     if name.endswith(".py"):
         return ConfigError(f"{kind} {name!r} is a file: add the name of what to use from it, {name}:name.")
-    names = [*known, *installed(kind)]
+    names = [*names, *installed(kind)]
     guess = did_you_mean(name, names) or did_you_mean(name.lower().replace("-", "_"), names)
     return ConfigError(
         f"{kind} {name!r} is unknown.{guess} Choose one of {', '.join(names)}{more}, or your own as file.py:name."
@@ -303,7 +304,7 @@ def _entry_points(group: str, path: tuple[str, ...]) -> metadata.EntryPoints:
     return metadata.entry_points(group=group)
 
 
-def added(kind: str) -> list[dict[str, str]]:
+def list_installed(kind: str) -> list[dict[str, str]]:
     """What installed packages add for ``kind``, to be listed: ``name``, ``package`` and ``reference`` of each."""
     return [
         {"name": name, "package": point.dist.name if point.dist else "?", "reference": point.value}
@@ -313,23 +314,21 @@ def added(kind: str) -> list[dict[str, str]]:
 
 def options_of(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The arguments that ``maker`` (a class or a function) can be given by name."""
-    parameters = _signature(maker).parameters.values()
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {parameter.name: parameter for parameter in parameters if parameter.kind in named}
+    return {name: p for name, p in _parameters(maker).items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
-def _signature(maker: Callable[..., Any]) -> inspect.Signature:
+def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        return inspect.signature(maker)
-    except ValueError:  # some built-in functions have none
-        return inspect.Signature()
+        return inspect.signature(maker).parameters
+    except ValueError:  # some built-in functions have no signature
+        return {}
 
 
 def check_options(
     maker: Callable[..., Any],
     options: Mapping[str, Any],
     what: str,
-    known: Mapping[str, inspect.Parameter] | None = None,
+    parameters: Mapping[str, inspect.Parameter] | None = None,
 ) -> None:
     """Refuse options that ``maker`` does not take, and name those that it needs.
 
@@ -337,20 +336,21 @@ def check_options(
         maker: a class or function.
         options: the options to call it with.
         what: its name in messages, e.g. ``"loss 'my.py:MyLoss'"``.
-        known: its options, if they are not simply its arguments; by default a ``**`` argument accepts any other.
+        parameters: its options, if they are not simply its arguments; by default a ``**`` argument accepts any other.
 
     Raises:
         ConfigError: the message lists the existing options.
     """
-    catch_all = known is None and any(p.kind is p.VAR_KEYWORD for p in _signature(maker).parameters.values())
-    known = options_of(maker) if known is None else known
-    listed = ", ".join(known) or "none"
+    catch_all = parameters is None and any(p.kind is p.VAR_KEYWORD for p in _parameters(maker).values())
+    parameters = options_of(maker) if parameters is None else parameters
+    names = ", ".join(parameters) or "none"
     for option in options:
-        if option not in known and not catch_all:
-            raise ConfigError(f"{what} has no option {option!r}.{did_you_mean(option, known)} Its options: {listed}.")
-    missing = [p.name for p in known.values() if p.default is p.empty and p.name not in options]
+        if option not in parameters and not catch_all:
+            guess = did_you_mean(option, parameters)
+            raise ConfigError(f"{what} has no option {option!r}.{guess} Its options: {names}.")
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
     if missing:
-        raise ConfigError(f"{what} needs the option {' and '.join(missing)}. Its options: {listed}.")
+        raise ConfigError(f"{what} needs the option {' and '.join(missing)}. Its options: {names}.")
 
 
 def changed_code(then: Iterable[Mapping[str, str]], now: Iterable[Loaded]) -> list[str]:
@@ -379,7 +379,7 @@ def _module_of_file(path: Path) -> ModuleType:
     """The module of a file outside the packages. The same file is imported once, so that its classes are the same."""
     path = path.expanduser().resolve()
     # Under a unique name, by content: a changed file is another module, and no two files clash.
-    name = f"{_OF_A_FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{_sha256(path)[:8]}"
+    name = f"{_OF_A_FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{sha256(path)[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     loader = SourceFileLoader(name, str(path))
@@ -409,16 +409,10 @@ def _one_line(error: BaseException) -> str:
     message = f"{type(error).__name__}: {in_one_line(error)}".rstrip(": .")
     if isinstance(error, SyntaxError):  # says where it is itself
         return message
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(("<", *_NOT_OUTSIDE))
-    ]
-    return f"{message} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else message
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(("<", *_NOT_OUTSIDE)):
+            return f"{message} ({Path(frame.filename).name}, line {frame.lineno})"
+    return message
 
 
 def _sha256_of_code(source: Any) -> str:

@@ -263,10 +263,10 @@ def read_npz(path: Path | str) -> dict[str, NDArray[Any]]:
     with os.fdopen(open_regular(path), "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as archive:
-                found = dict(archive)
-            if not all(isinstance(array, np.ndarray) for array in found.values()):
+                arrays = dict(archive)
+            if not all(isinstance(array, np.ndarray) for array in arrays.values()):
                 raise ValueError("something in it is not an array")
-            return found
+            return arrays
         except _BROKEN as error:
             raise DataError(f"{path}: not an .npz of plain arrays, or a damaged one ({in_one_line(error)}).") from error
 
@@ -318,8 +318,8 @@ def read_torch(path: Path | str) -> Any:
         except DataError:
             raise
         except Exception as error:  # a damaged file fails in nearly any way
-            said = in_one_line(error).split(". ")[0][:160]  # torch continues with advice that is not safe
-            raise DataError(f"{path}: not a readable file of weights ({type(error).__name__}: {said}).") from error
+            reason = in_one_line(error).split(". ")[0][:160]  # torch continues with advice that is not safe
+            raise DataError(f"{path}: not a readable file of weights ({type(error).__name__}: {reason}).") from error
 
 
 def _refuse_damaged(path: Path | str, file: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from recollect.common.errors import ConfigError
 
-_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except newline and tab, marks that change the direction of text, and bytes of a file name that are
 not text."""
 
@@ -119,7 +119,7 @@ def printable(text: str) -> str:
         >>> printable("a\\x1b[31mb")
         'a\\\\x1b[31mb'
     """
-    return _UNSHOWN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def some_names(names: Sequence[str], most: int = 3) -> str:
@@ -129,8 +129,8 @@ def some_names(names: Sequence[str], most: int = 3) -> str:
         >>> some_names(["cup", "line\\nbreak", "pan", "jar"])
         'cup, line\\\\nbreak, pan, …'
     """
-    shown = (printable(name).replace("\n", "\\n").replace("\t", "\\t") for name in names[:most])
-    return ", ".join(shown) + (", …" if len(names) > most else "")
+    texts = (printable(name).replace("\n", "\\n").replace("\t", "\\t") for name in names[:most])
+    return ", ".join(texts) + (", …" if len(names) > most else "")
 
 
 def look_alikes(names: Iterable[str]) -> str | None:
@@ -158,7 +158,7 @@ def check_number(name: str, value: Any, low: float, high: float) -> float:
         ConfigError: if it is not; the message names the range.
     """
     if not _is_number(value) or not low <= value <= high:
-        raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, but is {_shown(value)}.")
+        raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, but is {_brief(value)}.")
     return float(value)
 
 
@@ -169,7 +169,7 @@ def check_whole(name: str, value: Any, low: int, high: int) -> int:
         ConfigError: if it is not; the message names the range.
     """
     if not _is_number(value) or not low <= value <= high or value != int(value):
-        raise ConfigError(f"{name} must be a whole number from {low} to {high}, but is {_shown(value)}.")
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, but is {_brief(value)}.")
     return int(value)
 
 
@@ -180,7 +180,7 @@ def check_flag(name: str, value: Any) -> bool:
         ConfigError: it is anything else.
     """
     if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False, but is {_shown(value)}.")
+        raise ConfigError(f"{name} must be True or False, but is {_brief(value)}.")
     return value
 
 
@@ -188,6 +188,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _shown(value: Any) -> str:
+def _brief(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -51,13 +51,13 @@ class AutoSetting:
         return f"{self.name} = {self.value}: {self.reason}"
 
 
-def choose_device(wanted: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     """The device for ``run.device``.
 
     Raises:
         ConfigError: the device does not exist.
     """
-    return usable_device(wanted, "run.device", training=True)
+    return usable_device(name, "run.device", training=True)
 
 
 def is_pretrained(model: ModelConfig) -> bool:
@@ -248,8 +248,8 @@ def _batch_size(config: Config, images: ImageSet, device: torch.device, frozen: 
         if device.type != "cpu" or frozen
         else (CPU_BATCH // each, "about what a CPU can compute per step"),
     ]
-    if not frozen and (held := _images_in_memory(config)) is not None:
-        limits.append((held // each, f"as many as fit in {HOST_SHARE:.0%} of this machine's memory"))
+    if not frozen and (fitting := _images_in_memory(config)) is not None:
+        limits.append((fitting // each, f"as many as fit in {HOST_SHARE:.0%} of this machine's memory"))
     classes, reason = min(limits, key=lambda limit: limit[0])
     classes = max(classes, 1)
     if config.batch.small_classes == "repeat" and enough < len(sizes):
@@ -282,8 +282,8 @@ def _epochs(config: Config, images: ImageSet, device: torch.device, frozen: bool
     size = config.batch.size if isinstance(config.batch.size, int) else PAPER_BATCH
     batches = config.batch.batches_per_epoch or max(len(images) // size, 1)
     if frozen:
-        wanted, fewest, most = HEAD_STEPS, 5, HEAD_STEPS
+        target, fewest, most = HEAD_STEPS, 5, HEAD_STEPS
     else:
-        wanted, fewest, most = STEPS.get(device.type, STEPS["cuda"]), FEWEST_EPOCHS, MOST_EPOCHS
-    epochs = min(max(-(-wanted // batches), fewest), most)
+        target, fewest, most = STEPS.get(device.type, STEPS["cuda"]), FEWEST_EPOCHS, MOST_EPOCHS
+    epochs = min(max(-(-target // batches), fewest), most)
     return epochs, f"about {epochs * batches:,} steps, {epochs * batches * size:,} images seen"

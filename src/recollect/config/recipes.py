@@ -114,12 +114,12 @@ class Recipe:
 
 def available_recipes() -> dict[str, Path]:
     """Built-in recipes by name, with the file of each. Files whose name begins with ``_`` are only inherited from."""
-    found = {}
+    paths = {}
     for path in sorted(FOLDER.rglob("*.yaml")):
         stem = _name(path, None)
         if "/_" not in f"/{stem}":
-            found.update({f"{stem}/{row}": path for row in _rows(path)} or {stem: path})
-    return found
+            paths.update({f"{stem}/{row}": path for row in _rows(path)} or {stem: path})
+    return paths
 
 
 def load_recipe(name: str | Path) -> Recipe:
@@ -157,14 +157,14 @@ def published_tests(published: Any) -> dict[str, dict[str, float]]:
     A test set is named as in ``recollect eval``, ``DATA/SPLIT``; numbers that a recipe gives without a test set have
     the key ``""``.
     """
-    found: dict[str, dict[str, float]] = {}
+    tests: dict[str, dict[str, float]] = {}
     for key, value in published.items() if isinstance(published, Mapping) else ():
         numbers = value if isinstance(value, Mapping) else {key: value}
-        test = found.setdefault(str(key) if isinstance(value, Mapping) else "", {})
+        test = tests.setdefault(str(key) if isinstance(value, Mapping) else "", {})
         test.update(
             {str(k): float(v) for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
         )
-    return {test: metrics for test, metrics in found.items() if metrics}
+    return {test: metrics for test, metrics in tests.items() if metrics}
 
 
 def find_recipes(words: Sequence[str] = ()) -> Recipe | list[Recipe]:
@@ -180,9 +180,9 @@ def find_recipes(words: Sequence[str] = ()) -> Recipe | list[Recipe]:
         >>> all(recipe.name.startswith("cars196") for recipe in find_recipes(["cars196", "r50"]))
         True
     """
-    known = available_recipes()
-    named = len(words) == 1 and (words[0] in known or words[0].endswith((".yaml", ".yml")))
-    names = [] if named else [name for name in known if all(word.lower() in name for word in words)]
+    every = available_recipes()
+    is_name = len(words) == 1 and (words[0] in every or words[0].endswith((".yaml", ".yml")))
+    names = [] if is_name else [name for name in every if all(word.lower() in name for word in words)]
     # If no recipe contains the words, treat them as one name: a user's file, or a misspelt name with a suggestion.
     if not names and "+" not in words[0]:
         names = family(" ".join(words))
@@ -218,9 +218,9 @@ def find_recipe(name: str | Path, below: Path | None = None) -> tuple[Path, str 
                 return candidate, row
     if str(name) and Path(name).is_dir():
         raise ConfigError(f"{str(name)!r} is a folder, not a recipe: to train on its images, use --data {name}.")
-    known = available_recipes()
-    close = [other for other in known if path.parts and all(part in other for part in path.parts)]
-    hint = f" Did you mean {close[0]}?" if close else did_you_mean(str(name), known)
+    every = available_recipes()
+    close = [other for other in every if path.parts and all(part in other for part in path.parts)]
+    hint = f" Did you mean {close[0]}?" if close else did_you_mean(str(name), every)
     raise ConfigError(
         f"there is no recipe {str(name)!r}.{hint} recollect recipes lists them; a path to a YAML file works too."
     )
@@ -319,7 +319,7 @@ def _read_once(path: Path, changed: int, size: int) -> Layer:
     text = read_yaml_text(path)
     values, node = parse_yaml_nodes(text, str(path))
     if ".py:" in text:  # a recipe and the code it names are kept together, so paths are relative to the recipe
-        values = plugins.in_strings(values, lambda name: plugins.absolute_reference(name, path.parent))
+        values = plugins.map_strings(values, lambda name: plugins.absolute_reference(name, path.parent))
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe must be a mapping of keys to values, not a {type(values).__name__}.")

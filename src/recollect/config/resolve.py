@@ -191,7 +191,7 @@ def _assign(values: dict[str, Any], settings: Mapping[str, Any]) -> None:
     for key, value in settings.items():
         *groups, last = key.split(".")
         if not groups and last not in {item.name for item in fields(Config)}:
-            matches = [known for known in known_keys() if known.endswith(f".{last}")]
+            matches = [name for name in known_keys() if name.endswith(f".{last}")]
             hint = f" Did you mean {matches[0]}?" if matches else did_you_mean(key, known_keys())
             raise ConfigError(f"there is no setting {key!r}.{hint}")
         inner = values
@@ -219,8 +219,10 @@ def _build(kind: Any, values: Any, prefix: str, source: str) -> Any:
         try:
             built[key] = _convert(value, hints[key])
         except (ValueError, OverflowError) as error:
-            wanted = _describe(hints[key])
-            raise ConfigError(f"{source}: {prefix}{key} is {brief(repr(value))}: it must be {wanted}.") from error
+            kind_of_value = _describe(hints[key])
+            raise ConfigError(
+                f"{source}: {prefix}{key} is {brief(repr(value))}: it must be {kind_of_value}."
+            ) from error
     return kind(**built)
 
 
@@ -329,7 +331,7 @@ def relocated_root(before: str | None, after: str | Path | None) -> str | None:
     return str(table)
 
 
-def differences(known: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+def differences(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """In words, where two descriptions of a study differ; settings of ``CHANGEABLE`` do not count.
 
     Examples:
@@ -342,16 +344,16 @@ def differences(known: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]
         "the training images differ"
         if name.split(".")[0] == "images"
         else f"{name} is {brief(one)} there and {brief(other)} here"
-        for name, (one, other) in changes(known, asked).items()
+        for name, (one, other) in changes(recorded, current).items()
     ]
     return list(dict.fromkeys(sentences))
 
 
-def changes(known: Mapping[str, Any], asked: Mapping[str, Any], above: str = "") -> dict[str, tuple[Any, Any]]:
+def changes(recorded: Mapping[str, Any], current: Mapping[str, Any], above: str = "") -> dict[str, tuple[Any, Any]]:
     """Both values of every setting that differs, by its dotted name; settings of ``CHANGEABLE`` do not count."""
     both: dict[str, tuple[Any, Any]] = {}
-    for key in dict.fromkeys([*known, *asked]):
-        one, other = known.get(key), asked.get(key)
+    for key in dict.fromkeys([*recorded, *current]):
+        one, other = recorded.get(key), current.get(key)
         name = f"{above}{key}".removeprefix("settings.")
         if one == other or name in CHANGEABLE:
             continue
@@ -381,7 +383,7 @@ def with_names(config: Config, change: Callable[[str], str]) -> Config:
         config,
         data=replace(data, name=change(data.name), augmentation=change(data.augmentation)),
         model=replace(model, init=change(model.init)),
-        loss=replace(loss, name=change(loss.name), options=plugins.in_strings(loss.options, change)),
+        loss=replace(loss, name=change(loss.name), options=plugins.map_strings(loss.options, change)),
         optimizer=replace(config.optimizer, name=change(config.optimizer.name)),
         run=replace(
             run,

@@ -338,7 +338,7 @@ def _check_combinations(config: Config) -> None:
 
     batch, run, model, optimizer = config.batch, config.run, config.model, config.optimizer
     augmentation, names = config.data.augmentation, ("auto", *AUGMENTATIONS)
-    if augmentation not in names and not plugins.knows("augmentation", augmentation):
+    if augmentation not in names and not plugins.is_plugin("augmentation", augmentation):
         raise plugins.unknown("augmentation", augmentation, names)
     if augmentation in names and config.data.augmentation_options:
         raise ConfigError(

@@ -112,7 +112,7 @@ def is_source(name: str) -> bool:
 
     An existing file or folder of that name is not; only ``.py`` files contain a data set.
     """
-    return name in available() or (not Path(name).exists() and plugins.knows("data set", name))
+    return name in available() or (not Path(name).exists() and plugins.is_plugin("data set", name))
 
 
 def check_ambiguous_name(name: str) -> None:

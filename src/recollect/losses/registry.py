@@ -127,7 +127,7 @@ def available_losses() -> dict[str, LossEntry]:
     """
     plugged_in = {
         row["name"]: LossEntry(row["name"], row["reference"], "outside", f"from the package {row['package']}", "")
-        for row in plugins.added("loss")
+        for row in plugins.list_installed("loss")
     }
     own = {entry.name: entry for entry in _ENTRIES}
     return own | {name: entry for name, entry in plugged_in.items() if name not in own}

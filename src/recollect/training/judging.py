@@ -94,7 +94,7 @@ def merit(metrics: Mapping[str, float], select: str, step: int) -> tuple[float, 
 
 def own_metric(select: str) -> Metric | None:
     """The custom metric that ``run.select`` names; None for those that are always computed."""
-    return find_metric(select) if plugins.knows("metric", select) else None
+    return find_metric(select) if plugins.is_plugin("metric", select) else None
 
 
 def column_of(select: str) -> str:

@@ -400,7 +400,7 @@ def save_best(path: Path, model: nn.Module, step: int, value: float) -> None:
 
 def resume_command(run: Path, outside: Sequence[plugins.Loaded] = ()) -> str:
     """How to resume a run: in Python if objects were passed, with ``--trust`` if it names code from outside."""
-    if any(loaded.reference.startswith(f"{plugins.GIVEN}:") for loaded in outside):
+    if any(loaded.reference.startswith(f"{plugins.PASSED}:") for loaded in outside):
         return f"recollect.train(resume={str(run)!r}, …) in Python, with the same objects"
     trust = " --trust" if any(plugins.is_reference(loaded.reference) for loaded in outside) else ""
     return f"recollect train --resume {run}{trust}"
