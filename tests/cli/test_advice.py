@@ -35,7 +35,7 @@ def verbs() -> dict[str, set[str]]:
 @cache
 def named() -> list[tuple[str, str]]:
     """Every option in a text of the package that is not a docstring, with the file it stands in."""
-    found = set()
+    result = set()
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         if not OPTION.search(text):
@@ -50,10 +50,10 @@ def named() -> list[tuple[str, str]]:
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
-                found |= {(path.relative_to(PACKAGE).as_posix(), option) for option in OPTION.findall(node.value)}
-    return sorted(found)
+                result |= {(path.relative_to(PACKAGE).as_posix(), option) for option in OPTION.findall(node.value)}
+    return sorted(result)
 
 
 def test_every_option_that_a_message_names_exists() -> None:
-    known = {option for options in verbs().values() for option in options} | OF_OTHERS
-    assert not [(file, option) for file, option in named() if option not in known]
+    expected = {option for options in verbs().values() for option in options} | OF_OTHERS
+    assert not [(file, option) for file, option in named() if option not in expected]

@@ -180,10 +180,10 @@ def test_a_mistake_is_answered_with_a_sentence(
     before = {path for path in place.rglob("*") if "cache" not in path.parts}
     with pytest.raises(SystemExit) as ended:
         main()
-    said = " ".join(capsys.readouterr().err.replace("│", " ").split())  # errors of typer stand in a box
-    assert CASES[command] in said
+    output = " ".join(capsys.readouterr().err.replace("│", " ").split())  # errors of typer stand in a box
+    assert CASES[command] in output
     if ended.value.code == 1:
-        last = said.rpartition("recollect: ")[2]
+        last = output.rpartition("recollect: ")[2]
         assert 0 < len(last) < 520
         assert last.rstrip(")").endswith((".", "?")) or "://" in last or "Expected: " in last
     else:
@@ -195,17 +195,17 @@ def test_a_mistake_is_answered_with_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "output"),
     [
         ("train --data one --data two", "--data is given 2 times"),
         ("data verify folder . --max-pixels 5 --max-pixels 6", "--max-pixels is given 2 times"),
     ],
 )
 def test_an_option_with_one_value_is_not_given_twice(
-    command: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["recollect", *shlex.split(command)])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert output in capsys.readouterr().err

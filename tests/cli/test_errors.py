@@ -29,9 +29,9 @@ def _end(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int,
         raise error
 
     code = run_command(command)
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return code, said
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return code, message
 
 
 def _wrapped(cause: Exception) -> RuntimeError:
@@ -58,19 +58,19 @@ def _wrapped(cause: Exception) -> RuntimeError:
 def test_what_is_foreseen_is_a_sentence(
     error: BaseException, code: int, words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    found, said = _end(error, capsys)
-    assert found == code
+    result, message = _end(error, capsys)
+    assert result == code
     for word in words:
-        assert word in said
-    assert said.count("\n") == 1
+        assert word in message
+    assert message.count("\n") == 1
 
 
 def test_what_nobody_foresaw_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = _end(ZeroDivisionError("x\ny"), capsys)
+    code, message = _end(ZeroDivisionError("x\ny"), capsys)
     assert code == 1
-    assert "ZeroDivisionError: x y" in said
-    assert "RECOLLECT_DEBUG=1" in said
-    assert said.count("\n") == 1
+    assert "ZeroDivisionError: x y" in message
+    assert "RECOLLECT_DEBUG=1" in message
+    assert message.count("\n") == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
@@ -129,8 +129,8 @@ def test_signals_end_with_their_code_a_sentence_and_nothing_half_written(
         process.stdout.readline()
         begun = time.monotonic()
         process.send_signal(number)
-        _, said = process.communicate()
+        _, message = process.communicate()
         assert time.monotonic() - begun < 300
     assert process.returncode == 128 + number
-    assert said.startswith("recollect: stopped by")
+    assert message.startswith("recollect: stopped by")
     assert not list(tmp_path.iterdir())

@@ -30,8 +30,8 @@ def run(*arguments):
 def vectors():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(30), 5)
-    found = rng.standard_normal((30, 8))[labels] + rng.standard_normal((150, 8))
-    return found.astype(np.float32), labels
+    actual = rng.standard_normal((30, 8))[labels] + rng.standard_normal((150, 8))
+    return actual.astype(np.float32), labels
 
 
 @pytest.fixture
@@ -52,22 +52,22 @@ def test_vectors_from_a_file(file, vectors):
 
 
 def test_gallery_and_options(vectors, tmp_path):
-    found, labels = vectors
+    actual, labels = vectors
     np.savez(
         tmp_path / "two.npz",
-        embeddings=found[:50],
+        embeddings=actual[:50],
         labels=labels[:50],
-        gallery=found[50:],
+        gallery=actual[50:],
         gallery_labels=labels[50:] % 10,
     )
-    np.save(tmp_path / "more.npy", found[:20])
+    np.save(tmp_path / "more.npy", actual[:20])
     run(
         tmp_path / "two.npz", "--similarity", "cosine", "--ties", "optimistic", "--distractors", tmp_path / "more.npy",
         "--metrics-out", tmp_path / "m.json", "--queries-out", tmp_path / "q.npz", "--memory", "2",
     )  # fmt: skip
     expected = evaluate(
-        found[:50], labels[:50], found[50:], labels[50:] % 10,
-        distractors=found[:20], similarity="cosine", ties="optimistic", ks=[1, 10],
+        actual[:50], labels[:50], actual[50:], labels[50:] % 10,
+        distractors=actual[:20], similarity="cosine", ties="optimistic", ks=[1, 10],
     )  # fmt: skip
     written = json.loads((tmp_path / "m.json").read_text())
     assert written["metrics"] == expected.metrics
@@ -78,9 +78,9 @@ def test_compare_with_another_run(file, vectors, tmp_path):
     worse = vectors[0] + np.random.default_rng(1).standard_normal(vectors[0].shape).astype(np.float32)
     evaluate(worse, vectors[1]).save(tmp_path / "worse.npz")
     out = run(file, "--compare", tmp_path / "worse.npz")
-    found = json.loads((tmp_path / "run-eval" / "metrics.json").read_text())["compared_with"]["map"]
-    assert found["difference"] > 0
-    assert f"{100 * found['difference']:+.2f}" in out
+    actual = json.loads((tmp_path / "run-eval" / "metrics.json").read_text())["compared_with"]["map"]
+    assert actual["difference"] > 0
+    assert f"{100 * actual['difference']:+.2f}" in out
 
 
 def test_compare_takes_the_folder_of_a_run(file, vectors, tmp_path):
@@ -92,17 +92,17 @@ def test_compare_takes_the_folder_of_a_run(file, vectors, tmp_path):
             run(*arguments, "--compare", tmp_path)
     evaluate(*vectors).save(place / "eval" / "photos-test-1" / "queries.npz")
     run(file, "--compare", place)
-    found = json.loads((tmp_path / "run-eval" / "metrics.json").read_text())
-    assert found["compared_with"]["r@1"]["difference"] == 0
+    actual = json.loads((tmp_path / "run-eval" / "metrics.json").read_text())
+    assert actual["compared_with"]["r@1"]["difference"] == 0
     evaluate(*vectors).save(place / "eval" / "photos-all-2" / "queries.npz")
     with pytest.raises(RecollectError, match=r"contains 2 results: .*photos-all-2.queries\.npz, .*photos-test-1"):
         run(file, "--compare", place, "--overwrite")
 
 
 def test_instance_search(vectors, tmp_path):
-    found, _ = vectors
+    actual, _ = vectors
     gnd = [{"easy": [i], "hard": [i + 1], "junk": []} for i in range(5)]
-    np.savez(tmp_path / "ox.npz", embeddings=found[:5], gallery=found, gnd=np.array(json.dumps(gnd)))
+    np.savez(tmp_path / "ox.npz", embeddings=actual[:5], gallery=actual, gnd=np.array(json.dumps(gnd)))
     assert "medium/map" in run(tmp_path / "ox.npz")
     assert "hard/mp@10" in np.load(tmp_path / "ox-eval" / "queries.npz").files
 

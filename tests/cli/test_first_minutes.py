@@ -122,6 +122,6 @@ def test_a_script_reads_json(photos: Path) -> None:
     assert result == json.loads(next(Path("run/eval").glob("*/metrics.json")).read_text())
     assert result["metrics"]["r@1"] == pytest.approx(outcome["metrics"]["test"]["r@1"])
     run("embed", "run", "photos", "--out", "v.npz")
-    found = json.loads(run("search", "v.npz", "photos/0/0.png", "--top", "2", "--json").stdout)
-    assert found[0]["results"][0]["name"] == "0/0.png"
+    actual = json.loads(run("search", "v.npz", "photos/0/0.png", "--top", "2", "--json").stdout)
+    assert actual[0]["results"][0]["name"] == "0/0.png"
     assert json.loads(run("data", "verify", "folder", "photos", "--json").stdout)["ok"] is True

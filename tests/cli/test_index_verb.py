@@ -37,15 +37,15 @@ def _fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 1
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message
 
 
 def test_from_a_folder_to_answers(place: Path) -> None:
-    said = _run("index", "shop.index", "photos", "--model", "model")
-    assert "20 added" in said
-    assert "20 images" in said
+    message = _run("index", "shop.index", "photos", "--model", "model")
+    assert "20 added" in message
+    assert "20 images" in message
     Image.new("RGB", (12, 12), "red").save("photos/class0/red.png")
     assert "1 added, 0 updated, 0 removed, 20 unchanged, 0 skipped; 1 embedded" in _run("index", "shop.index", "photos")
     Path("photos/class0/red.png").unlink()
@@ -110,20 +110,20 @@ def test_calibrate_and_duplicates(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _run("index", "shop.index", "photos", "--model", "model")
-    said = _run("calibrate", "shop.index", "--false-match-rate", "0.02")
-    assert "20 images of 4 classes: 40 pairs of one class, 150 of two" in said
-    assert "same" in said
-    found = json.loads(_run("calibrate", "model", "--data", "photos", "--false-match-rate", "0.02", "--json"))
-    assert found["other_pairs"] == 150
+    message = _run("calibrate", "shop.index", "--false-match-rate", "0.02")
+    assert "20 images of 4 classes: 40 pairs of one class, 150 of two" in message
+    assert "same" in message
+    result = json.loads(_run("calibrate", "model", "--data", "photos", "--false-match-rate", "0.02", "--json"))
+    assert result["other_pairs"] == 150
     assert Path("model/calibration.json").is_file()
     assert "same from" in _run("index", "shop.index", "--info")
     lines = _run("search", "shop.index", "photos/class1/2.png", "--top", "1").splitlines()
     assert lines[1].split()[2] == "same"
     Path("photos/class3/copy.png").write_bytes(Path("photos/class0/0.png").read_bytes())
     _run("index", "shop.index", "photos")
-    said = _run("duplicates", "shop.index", "--similarity", "0.9999")
-    assert "1 has more than one label" in said
-    assert "class3/copy.png" in said
+    message = _run("duplicates", "shop.index", "--similarity", "0.9999")
+    assert "1 has more than one label" in message
+    assert "class3/copy.png" in message
     groups = json.loads(_run("duplicates", "photos", "--model", "model", "--similarity", "0.9999", "--json"))["groups"]
     assert {"ids": ["class0/0.png", "class3/copy.png"], "similarity": 1.0, "identical": True, "crosses": False,
             "labels": ["class0", "class3"]} in groups  # fmt: skip

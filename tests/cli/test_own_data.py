@@ -54,8 +54,8 @@ def test_the_split_of_a_folder_is_part_of_the_configuration(tmp_path: Path) -> N
     folder = RunFolder.create(tmp_path / "run", "x")
     folder.write_config(config)
     settled = {"nested": True}  # the training has settled which folders are the classes, and is not asked again
-    kept = replace(config, data=replace(config.data, options={**config.data.options, **settled}))
-    assert folder.read_config() == kept
+    remaining = replace(config, data=replace(config.data, options={**config.data.options, **settled}))
+    assert folder.read_config() == remaining
     assert resolve("sop/r50-512/rsk").data.options == {}
 
 

@@ -53,8 +53,8 @@ def test_embed_and_search_compare_the_same_numbers(trained: Path, tmp_path: Path
     np.testing.assert_allclose(short, expected, atol=1e-5)
     query = next(images.rglob("*.png"))
     cut = json.loads(run("search", tmp_path / "all.npz", query, "--dim", 4, "--top", 5, "--json"))
-    kept = json.loads(run("search", tmp_path / "short.npz", query, "--top", 5, "--json"))
-    assert [r["name"] for r in cut[0]["results"]] == [r["name"] for r in kept[0]["results"]]
+    rows = json.loads(run("search", tmp_path / "short.npz", query, "--top", 5, "--json"))
+    assert [r["name"] for r in cut[0]["results"]] == [r["name"] for r in rows[0]["results"]]
     with pytest.raises(RecollectError, match="choose from 1 to 4"):
         run("search", tmp_path / "short.npz", query, "--dim", 8)
 

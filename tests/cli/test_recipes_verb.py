@@ -26,9 +26,9 @@ def test_lists_every_recipe() -> None:
 def test_list_as_json() -> None:
     entries = json.loads(run("vehicleid", "--json"))
     assert len(entries) == 9
-    found = {entry["name"]: entry for entry in entries}["vehicleid/r50-512/rsk"]
-    assert found["published"]["vehicleid/test_large"] == {"r@1": 93.8, "r@5": 96.6}
-    assert found["trains"] is True
+    actual = {entry["name"]: entry for entry in entries}["vehicleid/r50-512/rsk"]
+    assert actual["published"]["vehicleid/test_large"] == {"r@1": 93.8, "r@5": 96.6}
+    assert actual["trains"] is True
     assert not json.loads(run("sop/diht-l14/init", "--json"))["trains"]
 
 
@@ -45,9 +45,9 @@ def test_shows_settings_with_their_origin_and_published_numbers() -> None:
 
 @pytest.mark.parametrize("name", ["glyphs", "folder", "sop/r50-128/rsk-simix", "gldv1/r101/rsk"])
 def test_json_of_one_is_its_whole_configuration(name: str) -> None:
-    shown = json.loads(run(name, "--json"))
-    assert from_mapping(shown["config"], "json") == resolve(name)
-    assert shown["origins"]["data.name"]["where"].endswith(".yaml")
+    listing = json.loads(run(name, "--json"))
+    assert from_mapping(listing["config"], "json") == resolve(name)
+    assert listing["origins"]["data.name"]["where"].endswith(".yaml")
 
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:

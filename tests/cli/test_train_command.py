@@ -77,9 +77,9 @@ def test_options_take_what_the_settings_take_and_say_their_range(asked: list[Any
         64,
         96,
     )
-    shown = {option.name: option.metavar for option in typer.main.get_command(app).commands["train"].params}  # type: ignore[attr-defined]
-    assert shown["image_size"] == "<int> [1<=x<=10000]"
-    assert shown["lr"] == "<float> [0<x<=1000]"
+    output = {option.name: option.metavar for option in typer.main.get_command(app).commands["train"].params}  # type: ignore[attr-defined]
+    assert output["image_size"] == "<int> [1<=x<=10000]"
+    assert output["lr"] == "<float> [0<x<=1000]"
     assert "must be 1 or more" in str(run("--dims", "0,8").exception)
 
 

@@ -39,9 +39,9 @@ def ticking(*seconds: float) -> Callable[[], float]:
 def test_without_a_terminal_a_plain_line_comes_every_30_seconds(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "recollect")
     with ProgressLine("embedding", 1000, done=100, clock=ticking(0.0, 29.9, 30.0, 45.0, 60.0)) as line:
-        told = [line.advance(100) for _ in range(3)] + [line.advance(200, note="loss 0.31")]
-    assert caplog.messages == [text for text in told if text is not None]
-    assert told == [
+        output = [line.advance(100) for _ in range(3)] + [line.advance(200, note="loss 0.31")]
+    assert caplog.messages == [text for text in output if text is not None]
+    assert output == [
         None,
         "embedding  300/1,000 images, 6.7 images/s, 2 min left",
         None,

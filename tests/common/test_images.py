@@ -127,10 +127,10 @@ UNUSUAL = ["I;16", "I;16B", "I", "I 8 bits", "F", "RGBA", "RGBa", "LA", "PA", "P
 def test_a_piece_at_a_time_is_the_same(mode: str, width: int, height: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pixels, "_BAND", 2048)
     image = unusual(mode, width, height) if width else Image.new(mode.split(" ")[0], (width, height))
-    found = to_rgb(image)
-    assert (found.mode, found.size) == ("RGB", (width, height))
+    result = to_rgb(image)
+    assert (result.mode, result.size) == ("RGB", (width, height))
     if width:
-        np.testing.assert_array_equal(np.asarray(found), np.asarray(converted_at_once(image)))
+        np.testing.assert_array_equal(np.asarray(result), np.asarray(converted_at_once(image)))
 
 
 def test_cmyk() -> None:
@@ -303,9 +303,9 @@ def test_heic(tmp_path: Path) -> None:
     exif[0x0112] = 6
     stored = gradient(64, 48).transpose(Image.Transpose.ROTATE_90)
     heif.from_pillow(stored).save(tmp_path / "a.heic", quality=-1, exif=exif.tobytes())
-    found = read_image(tmp_path / "a.heic")
-    assert found.size == image_size(tmp_path / "a.heic") == (64, 48)
-    difference = np.asarray(found).astype(int) - np.asarray(gradient(64, 48))
+    result = read_image(tmp_path / "a.heic")
+    assert result.size == image_size(tmp_path / "a.heic") == (64, 48)
+    difference = np.asarray(result).astype(int) - np.asarray(gradient(64, 48))
     assert abs(difference).mean() < 6, "upright, and the picture it was"
     content = (tmp_path / "a.heic").read_bytes()
     with pytest.raises(ImageError):
@@ -325,9 +325,9 @@ def test_the_limit_of_pil_is_raised_with_ours(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     monkeypatch.setattr(images, "_PIL_PIXELS", 100)
     png = encoded(gradient(24, 16))
-    with pytest.raises(ImageError, match=r"too many pixels, more than the limit.*--max-pixels") as found:
+    with pytest.raises(ImageError, match=r"too many pixels, more than the limit.*--max-pixels") as result:
         read_image(png)
-    assert found.value.kind == "too large"
+    assert result.value.kind == "too large"
     try:
         set_max_pixels(300_000_000)
         assert read_image(png).size == (24, 16)

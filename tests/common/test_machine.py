@@ -114,7 +114,7 @@ except SystemExit:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="nothing is changed elsewhere")
 @pytest.mark.parametrize(
-    ("variable", "kept"),
+    ("variable", "rows"),
     [
         ({}, True),
         ({"RECOLLECT_MALLOC": "default"}, False),
@@ -124,13 +124,13 @@ except SystemExit:
     ids=str,
 )
 def test_a_command_uses_freed_memory_again_unless_the_user_decided_otherwise(
-    variable: dict[str, str], kept: bool
+    variable: dict[str, str], rows: bool
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variable}
     command = [sys.executable, "-c", PAGES_OF_THE_SECOND_ARRAY]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert (int(said.stdout.split()[-1]) < 10) == kept  # of 16,384, or of 32 large ones
+    message = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (int(message.stdout.split()[-1]) < 10) == rows  # of 16,384, or of 32 large ones
 
 
 @pytest.fixture(params=[1, 4])
@@ -202,8 +202,10 @@ except SystemExit:
 """
     environment = {name: value for name, value in os.environ.items() if name not in SPINNING}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert said.stdout.split()[-2:] == ["2000", "False"]
+    message = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert message.stdout.split()[-2:] == ["2000", "False"]
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:99", "meta", ""])

@@ -41,8 +41,8 @@ def test_a_changed_file_is_read_again_and_said_to_have_changed(file: Path) -> No
     file.write_text(CODE.replace("2.0", "3.0"))
     after = plugins.load_reference(f"{file}:MyLoss", "loss")
     assert after.target(margin=1).scale == 3.0
-    (said,) = plugins.changed_code([before.as_dict()], [after])
-    assert "my_loss.py:MyLoss has changed" in said
+    (message,) = plugins.changed_code([before.as_dict()], [after])
+    assert "my_loss.py:MyLoss has changed" in message
     assert "was not when the run began" in plugins.changed_code([], [after])[0]
     assert str(file.parent) not in str(after.as_dict())
 
@@ -106,8 +106,8 @@ def test_code_that_fails_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("import json\n\ndef make(text):\n    return json.loads(text)\n")
     make = plugins.load_reference(f"{path}:make", "data set").target
-    said = r"^data set 'mine' fails: JSONDecodeError: .* \(mine.py, line 4\)\.$"
-    with pytest.raises(ConfigError, match=said), plugins.errors_as_config("data set 'mine'"):
+    message = r"^data set 'mine' fails: JSONDecodeError: .* \(mine.py, line 4\)\.$"
+    with pytest.raises(ConfigError, match=message), plugins.errors_as_config("data set 'mine'"):
         make("{")
     with pytest.raises(DataError, match="as it is"), plugins.errors_as_config("data set 'mine'"):
         raise DataError("as it is")

@@ -34,9 +34,9 @@ def test_the_pixels_are_torchvisions(width: int, height: int, size: int, more: i
     image, resize = noise(width, height), size + more
     mode = functional.InterpolationMode(interpolation)
     expected = functional.center_crop(functional.resize(image, [resize], interpolation=mode), [size, size])
-    found = Preprocessing(size, resize, interpolation)(image)
-    assert torch.equal(found, functional.pil_to_tensor(expected))
-    assert np.array_equal(pixels.channels_first(pixels.fitted(image, size, resize, interpolation)), found)
+    result = Preprocessing(size, resize, interpolation)(image)
+    assert torch.equal(result, functional.pil_to_tensor(expected))
+    assert np.array_equal(pixels.channels_first(pixels.fitted(image, size, resize, interpolation)), result)
 
 
 @pytest.mark.parametrize("size", [(20_000, 1), (1, 60_000)])
@@ -59,10 +59,10 @@ def test_preprocessing_that_keeps_images_whole() -> None:
 
 
 def test_preprocessing_as_dict_and_back() -> None:
-    made = Preprocessing(96, 110, "bicubic", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 1024)
-    assert Preprocessing.from_dict(made.as_dict()) == made
+    built = Preprocessing(96, 110, "bicubic", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), 1024)
+    assert Preprocessing.from_dict(built.as_dict()) == built
     with pytest.raises(TypeError, match="colour"):
-        Preprocessing.from_dict({**made.as_dict(), "colour": 1})
+        Preprocessing.from_dict({**built.as_dict(), "colour": 1})
 
 
 def test_preprocessing_that_cannot_be() -> None:

@@ -95,10 +95,10 @@ def test_arrays_come_back(tmp_path: Path) -> None:
     arrays = {"a": np.arange(6.0).reshape(2, 3), "b": np.array(["x", "yy"]), "c": np.array(3), "d": np.empty((0, 4))}
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "x.npz", **arrays)  # type: ignore[operator]
-        found = read_npz(tmp_path / "x.npz")
-        assert list(found) == list(arrays)
+        result = read_npz(tmp_path / "x.npz")
+        assert list(result) == list(arrays)
         for name, array in arrays.items():
-            np.testing.assert_array_equal(found[name], array)
+            np.testing.assert_array_equal(result[name], array)
             np.save(tmp_path / "x.npy", np.asfortranarray(array))
             np.testing.assert_array_equal(open_npy(tmp_path / "x.npy"), array)
 
@@ -158,11 +158,11 @@ def test_a_flipped_bit_of_a_checkpoint_never_becomes_another_weight(place: int) 
         file.write(content)
         file.flush()
         try:
-            found = read_torch(file.name)
+            result = read_torch(file.name)
         except DataError:
             return
-    assert found["step"] == 3  # a bit that means nothing
-    assert torch.equal(found["model"]["weight"], CHECKPOINT["model"]["weight"])  # type: ignore[index]
+    assert result["step"] == 3  # a bit that means nothing
+    assert torch.equal(result["model"]["weight"], CHECKPOINT["model"]["weight"])  # type: ignore[index]
 
 
 def test_checkpoints_that_are_something_else(tmp_path: Path) -> None:

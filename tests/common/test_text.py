@@ -48,11 +48,11 @@ def test_names_stay_on_one_line() -> None:
 
 @pytest.mark.parametrize("other", ["lime", " Lime", "LIME "])
 def test_names_that_look_alike_are_one_remark(other: str) -> None:
-    said = look_alikes(["Lime", "Kiwi", other])
-    assert said is not None
-    assert "'Lime'" in said
-    assert f"{other!r}" in said
-    assert "separate classes" in said
+    message = look_alikes(["Lime", "Kiwi", other])
+    assert message is not None
+    assert "'Lime'" in message
+    assert f"{other!r}" in message
+    assert "separate classes" in message
 
 
 def test_values_within_their_range() -> None:

@@ -18,16 +18,18 @@ from recollect.config.schema import Config
 from recollect.data import ClassBalancedSampler, ImageSet
 
 
-def made(sizes: list[int]) -> ImageSet:
+def built(sizes: list[int]) -> ImageSet:
     """A set of classes of these sizes; no file of it is ever read."""
     labels = np.repeat(np.arange(len(sizes)), sizes)
     names = [f"{number}.jpg" for number in range(len(labels))]
     return ImageSet("made", names, labels, [str(label) for label in range(len(sizes))], root=Path("/nowhere"))
 
 
-def chosen(sizes: list[int], device: str, pretrained: bool = True, **settings: Any) -> tuple[Config, list[AutoSetting]]:
+def selection(
+    sizes: list[int], device: str, pretrained: bool = True, **settings: Any
+) -> tuple[Config, list[AutoSetting]]:
     config = resolve("folder", {"data.root": "photos", **settings})
-    return resolve_auto(config, made(sizes), torch.device(device), pretrained)
+    return resolve_auto(config, built(sizes), torch.device(device), pretrained)
 
 
 def steps(config: Config, sizes: list[int]) -> int:
@@ -40,7 +42,7 @@ def steps(config: Config, sizes: list[int]) -> int:
     assert isinstance(config.batch.size, int)
     batch = config.batch
     sampler = ClassBalancedSampler(
-        made(sizes).labels, config.batch.size, batch.samples_per_class, batch.policy, batch.small_classes
+        built(sizes).labels, config.batch.size, batch.samples_per_class, batch.policy, batch.small_classes
     )
     return config.run.epochs * len(sampler)
 
@@ -70,10 +72,10 @@ TABLE: dict[str, tuple[list[int], int | str, int, int, int]] = {
 @pytest.mark.parametrize("name", TABLE)
 def test_batch_and_length_by_the_size_of_the_set(name: str) -> None:
     sizes, cpu_batch, cpu_steps, gpu_batch, gpu_steps = TABLE[name]
-    cpu, _ = chosen(sizes, "cpu")
+    cpu, _ = selection(sizes, "cpu")
     assert (cpu.model.freeze, cpu.batch.size, steps(cpu, sizes)) == ("pooling", cpu_batch, cpu_steps)
     assert (cpu.data.augmentation, cpu.optimizer.lr) == ("none", 1e-4)
-    gpu, _ = chosen(sizes, "cuda")
+    gpu, _ = selection(sizes, "cuda")
     assert (gpu.model.freeze, gpu.batch.size, steps(gpu, sizes)) == ("none", gpu_batch, gpu_steps)
     assert (gpu.data.augmentation, gpu.optimizer.lr) == ("crop", 1e-4)
 
@@ -83,27 +85,27 @@ def reason(made_choices: list[AutoSetting], key: str) -> str:
 
 
 def test_reasons_name_the_limit_that_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "all usable classes" in reason(chosen([5] * 20, "cuda")[1], "batch.size")
-    assert "the paper's batch for large sets" in reason(chosen([5] * 9000, "cuda")[1], "batch.size")
-    config, why = chosen([50] * 1000, "cpu", **{"model.freeze": "none"})
+    assert "all usable classes" in reason(selection([5] * 20, "cuda")[1], "batch.size")
+    assert "the paper's batch for large sets" in reason(selection([5] * 9000, "cuda")[1], "batch.size")
+    config, why = selection([50] * 1000, "cpu", **{"model.freeze": "none"})
     assert config.batch.size == 392
     assert "a CPU can compute" in reason(why, "batch.size")
     assert steps(config, [50] * 1000) == 10 * (50_000 // 392)
     memory(monkeypatch, 2 << 30)
-    config, why = chosen([50] * 1000, "cuda")
+    config, why = selection([50] * 1000, "cuda")
     assert config.batch.size == 1780  # 512 MiB for 2 × 1780 images of 224 × 224 × 3 bytes
     assert "25% of this machine's memory" in reason(why, "batch.size")
 
 
 def test_classes_too_small_for_a_batch_are_mentioned() -> None:
-    assert "80 classes with fewer than 4 are repeated" in reason(chosen(UNEQUAL, "cuda")[1], "batch.size")
-    config, why = chosen(UNEQUAL, "cuda", **{"batch.small_classes": "drop"})
+    assert "80 classes with fewer than 4 are repeated" in reason(selection(UNEQUAL, "cuda")[1], "batch.size")
+    config, why = selection(UNEQUAL, "cuda", **{"batch.small_classes": "drop"})
     assert config.batch.size == 4 * 23
     assert "repeat" not in reason(why, "batch.size")
 
 
 def test_what_the_user_said_is_left_alone() -> None:
-    said = {
+    message = {
         "batch.size": 40,
         "optimizer.lr": 0.02,
         "run.epochs": 3,
@@ -111,10 +113,10 @@ def test_what_the_user_said_is_left_alone() -> None:
         "model.whitening": None,
         "data.augmentation": "none",
     }
-    config, made_choices = chosen([30] * 100, "cuda", **said)
+    config, made_choices = selection([30] * 100, "cuda", **message)
     assert made_choices == []
     assert (config.batch.size, config.optimizer.lr, config.run.epochs) == (40, 0.02, 3)
-    assert chosen([30] * 100, "cuda", **{"run.steps": 9})[0].run.epochs is None
+    assert selection([30] * 100, "cuda", **{"run.steps": 9})[0].run.epochs is None
 
 
 @pytest.mark.parametrize(
@@ -123,14 +125,14 @@ def test_what_the_user_said_is_left_alone() -> None:
 def test_images_that_nothing_can_be_learned_from_are_refused(sizes: list[int], says: str) -> None:
     for device in ("cpu", "cuda"):
         with pytest.raises(DataError, match=says):
-            chosen(sizes, device)
+            selection(sizes, device)
 
 
 @pytest.mark.parametrize(
     ("held_out", "remedy"), [(0, "per class."), (1, "data.train_split=all."), (6, "data.options.test_share=0.25.")]
 )
 def test_one_training_class_is_refused_with_a_remedy_that_exists(held_out: int, remedy: str) -> None:
-    images = replace(made([5]), facts={"split": {"held_out_classes": held_out}})
+    images = replace(built([5]), facts={"split": {"held_out_classes": held_out}})
     with pytest.raises(DataError) as caught:
         resolve_auto(resolve("folder", {"data.root": "photos"}), images, torch.device("cpu"), pretrained=True)
     assert str(caught.value).endswith(remedy)
@@ -139,10 +141,10 @@ def test_one_training_class_is_refused_with_a_remedy_that_exists(held_out: int, 
 def test_no_step_is_planned_where_nothing_can_be_chosen() -> None:
     """Fewer than 12 classes, or than 40 images in half of them; a user who asks for steps or sets a rate gets them."""
     for sizes in ([30] * 11, [3] * 14):
-        config, found = chosen(sizes, "cpu")
+        config, choices_made = selection(sizes, "cpu")
         assert (config.run.steps, config.run.epochs, config.model.shrinkage) == (0, None, choices.SHRINKAGE)
-        assert f"{sum(sizes)} photos of {len(sizes)} training classes are too few" in reason(found, "run.steps")
-    assert chosen([30] * 12, "cpu")[0].run.epochs == choices.HEAD_STEPS
-    assert chosen([30] * 7, "cpu", **{"run.steps": 20})[0].run.steps == 20
-    assert chosen([30] * 7, "cpu", **{"optimizer.lr": 1e-3})[0].run.epochs == choices.HEAD_STEPS
-    assert chosen([30] * 7, "cpu", **{"model.freeze": "none"})[0].run.steps is None
+        assert f"{sum(sizes)} photos of {len(sizes)} training classes are too few" in reason(choices_made, "run.steps")
+    assert selection([30] * 12, "cpu")[0].run.epochs == choices.HEAD_STEPS
+    assert selection([30] * 7, "cpu", **{"run.steps": 20})[0].run.steps == 20
+    assert selection([30] * 7, "cpu", **{"optimizer.lr": 1e-3})[0].run.epochs == choices.HEAD_STEPS
+    assert selection([30] * 7, "cpu", **{"model.freeze": "none"})[0].run.steps is None

@@ -14,15 +14,15 @@ from recollect.config.schema import Config, Range
 
 
 def _numeric() -> dict[str, Range]:
-    found = {}
+    result = {}
     groups = typing.get_type_hints(Config)
     for group, kind in groups.items():
         if is_dataclass(kind):
             hints = typing.get_type_hints(kind)
             for item in fields(kind):
                 if {int, float} & {hints[item.name], *_inner(hints[item.name])}:
-                    found[f"{group}.{item.name}"] = item.metadata.get("range")
-    return found
+                    result[f"{group}.{item.name}"] = item.metadata.get("range")
+    return result
 
 
 def _inner(hint: Any) -> set[Any]:

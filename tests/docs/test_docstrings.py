@@ -47,8 +47,8 @@ def there(place: Path) -> Iterator[None]:
 def test_the_examples_of_a_module_run(name: str, there: None) -> None:
     module = importlib.import_module(name)
     options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-    said: list[str] = []
+    message: list[str] = []
     runner = doctest.DocTestRunner(optionflags=options)
     for test in doctest.DocTestFinder(exclude_empty=True).find(module, name):
-        runner.run(test, out=said.append)
-    assert runner.summarize(verbose=False).failed == 0, "".join(said)
+        runner.run(test, out=message.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(message)

@@ -16,8 +16,8 @@ SHIM = '#!/bin/sh\nexec "{python}" {options} "$@"\n'
 
 
 def _blocks(page: Path, language: str) -> list[str]:
-    found = re.finditer(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [match.group(1) for match in found]
+    result = re.finditer(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [match.group(1) for match in result]
 
 
 def _files(folder: Path) -> None:
@@ -56,9 +56,9 @@ def test_tutorial_runs_from_an_empty_folder(page: Path, tmp_path: Path) -> None:
     blocks = _blocks(page, "sh")
     assert blocks
     for block in blocks:
-        said = _run(["bash", "-euc", block], work, environment)
-        assert "not done" not in said, "a comparison ends with every row"
-        assert "Warning:" not in said, "remarks are shown once, as sentences"
+        message = _run(["bash", "-euc", block], work, environment)
+        assert "not done" not in message, "a comparison ends with every row"
+        assert "Warning:" not in message, "remarks are shown once, as sentences"
     for block in _blocks(page, "python"):
         _run([sys.executable, "-c", block], work, environment)
 

@@ -218,8 +218,8 @@ def test_a_full_disk(
         disk(f"{2 * there + kilobytes}k")
         first = run(task.arguments, tmp_path, cache=place / "cache")
         disk("64m")  # SQLite needs room to read a file, too
-        said = ("cannot be written", "full", "room", "free space")
-        assert first.code == 0 or any(words in first.err for words in said), first
+        message = ("cannot be written", "full", "room", "free space")
+        assert first.code == 0 or any(words in first.err for words in message), first
     assert first.defect is None
     assert _broken(task.writes) is None
     _comes_to_its_end(task, tmp_path, expected)

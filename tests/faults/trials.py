@@ -102,8 +102,8 @@ class Running:
         """Its end, which is brought about after ``LIMIT`` seconds. Its children have ``patience`` more seconds."""
         code: int | None = None
         while code is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            if found:
+            result, status = os.waitpid(self.pid, os.WNOHANG)
+            if result:
                 code = os.waitstatus_to_exitcode(status)
             elif time.monotonic() - self._begun > LIMIT:
                 os.killpg(self.pid, signal.SIGKILL)
@@ -127,7 +127,7 @@ class Running:
 
     def _orphans(self) -> list[int]:
         """Processes that the command started and left, by session or by a mark in their environment."""
-        found, mark = [], f"RECOLLECT_TRIAL={self._mark}".encode()
+        result, mark = [], f"RECOLLECT_TRIAL={self._mark}".encode()
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 rest = (process / "stat").read_text().rpartition(")")[2].split()
@@ -135,15 +135,15 @@ class Running:
             except (OSError, IndexError, ValueError):
                 continue
             if same and rest[0] != "Z":
-                found.append(int(process.name))
-        return found
+                result.append(int(process.name))
+        return result
 
 
 def prepare() -> None:
     """Import what commands need before anything is forked. Nothing is computed: threads do not survive a fork."""
     from PIL import Image
 
-    modules = [found.name for found in pkgutil.walk_packages(recollect.__path__, "recollect.")]
+    modules = [result.name for result in pkgutil.walk_packages(recollect.__path__, "recollect.")]
     # torch._dynamo: torch imports it with the first optimizer, which takes longer than a small training.
     for name in (*modules, "faiss", "matplotlib.pyplot", "onnxruntime", "optuna.storages", "torch._dynamo"):
         if not name.endswith("__main__"):

@@ -65,7 +65,7 @@ def faulty(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--loss", "faulty.py:Vector"], "loss 'faulty.py:Vector' returns"),
         (["--loss", "faulty.py:Detached"], "does not depend on the embeddings"),
@@ -81,12 +81,12 @@ def faulty(folder: Path) -> Path:
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
 def test_faulty_code_is_named_with_its_fault(
-    faulty: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    faulty: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--set", "data.options={classes: 12}"] if "--data" not in words else []
     assert train(*more, *words) == 1
     heard = " ".join(capsys.readouterr().err.split())
-    assert said in heard
+    assert message in heard
     assert "bug in recollect" not in heard
 
 

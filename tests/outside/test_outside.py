@@ -109,9 +109,9 @@ def test_resuming_asks_for_trust_and_says_what_has_changed(folder: Path, capsys:
     file = folder / "my_loss.py"
     file.write_text(file.read_text() + "# a remark\n")
     assert run("train", "--resume", "run", "--trust") == 0
-    said = capsys.readouterr()
-    assert "loss my_loss.py:LogRank has changed" in said.err
-    assert "backbone" not in said.err
+    message = capsys.readouterr()
+    assert "loss my_loss.py:LogRank has changed" in message.err
+    assert "backbone" not in message.err
     assert "has changed" in Path("run/train.log").read_text()
 
 
@@ -171,17 +171,17 @@ def test_objects_in_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     loss = plugins.load_reference("my_loss.py:LogRank", "loss").target(tau=0.1)
     images = plugins.load_reference("my_data.py:squares", "data set").target
     backbone = plugins.load_reference("my_backbone.py:backbone", "backbone").target
-    told: list[int] = []
+    output: list[int] = []
 
     class Counting(recollect.Callback):
         def on_step(self, step: int, values: object) -> None:
-            told.append(step)
+            output.append(step)
 
     settings = {"run.steps": 2, "run.epochs": None, "batch.chunk": 8, "model.image_size": 32, "run.device": "cpu"}
     outcome = recollect.train(
         out="run", settings=settings, loss=loss, train_set=images("train"), model=backbone(), callbacks=[Counting()]
     )
-    assert told == [1, 2]
+    assert output == [1, 2]
     recorded = {entry["kind"]: entry for entry in json.loads(Path("run/manifest.json").read_text())["outside"]}
     assert recorded["loss"]["reference"].endswith(".LogRank")
     assert recorded["loss"]["sha256"] == plugins.load_reference("my_loss.py:LogRank", "loss").sha256
@@ -230,9 +230,9 @@ def test_a_run_with_given_objects_goes_on_in_python(folder: Path, capsys: pytest
     with pytest.raises(RuntimeError, match="enough"):
         recollect.train("glyphs", "run", settings=settings, callbacks=[Stop()], **objects())  # type: ignore[arg-type]
     assert run("train", "--resume", "run") != 0
-    said = capsys.readouterr().err
-    assert "recollect.train(resume=" in said
-    assert "my_loss.LogRank" in said
+    message = capsys.readouterr().err
+    assert "recollect.train(resume=" in message
+    assert "my_loss.LogRank" in message
     recollect.train(resume="run", **objects())  # type: ignore[arg-type]
     one, other = (recollect.load(f"{name}/model").state_dict() for name in ("whole", "run"))
     assert all(torch.equal(one[key], other[key]) for key in one)

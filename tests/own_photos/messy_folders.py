@@ -46,19 +46,21 @@ def recollect(place: Path, *words: str) -> Result:
 
 def good(place: Path, *words: str) -> str:
     """What a command that must end well prints."""
-    told = recollect(place, *words)
-    assert told.exit_code == 0, f"{words}: {told.output} {told.exception}"
-    return told.output
+    printed = recollect(place, *words)
+    assert printed.exit_code == 0, f"{words}: {printed.output} {printed.exception}"
+    return printed.output
 
 
 def refused(place: Path, *words: str) -> str:
     """The sentence of a command that must be refused."""
-    told = recollect(place, *words)
-    assert isinstance(told.exception, ConfigError | DataError | InputError), f"{words}: {told.output} {told.exception}"
-    return str(told.exception)
+    printed = recollect(place, *words)
+    assert isinstance(printed.exception, ConfigError | DataError | InputError), (
+        f"{words}: {printed.output} {printed.exception}"
+    )
+    return str(printed.exception)
 
 
 def manifest(run: Path) -> dict[str, Any]:
     """``manifest.json`` of a run."""
-    found: dict[str, Any] = json.loads((run / "manifest.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((run / "manifest.json").read_text())
+    return result

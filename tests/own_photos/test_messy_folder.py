@@ -125,8 +125,8 @@ def test_labels_survive_a_stray_file_and_two_trees(place: Path, run: Path, tmp_p
     one, two = classes(tmp_path / "one", ["a", "b"], 100), classes(tmp_path / "two", ["b", "c"], 200)
     photo(one / "stray.jpg", 1, 1)
     good(tmp_path, "embed", str(run), str(one), str(two), "--out", "v.npz")
-    with np.load(tmp_path / "v.npz", allow_pickle=False) as kept:
-        labels = kept["labels"].tolist()
+    with np.load(tmp_path / "v.npz", allow_pickle=False) as rows:
+        labels = rows["labels"].tolist()
     assert sorted(labels) == ["", *"aaaabbbbbbbbcccc"]
     good(tmp_path, "eval", "v.npz")
     metrics = json.loads((tmp_path / "v-eval" / "metrics.json").read_text())

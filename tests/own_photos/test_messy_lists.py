@@ -85,9 +85,9 @@ def test_few_classes(tmp_path: Path) -> None:
     assert "model.shrinkage = 0.2: 6 photos of 3 training classes are too few to choose it on" in log
     assert "2 test classes are too few to distinguish a difference from chance" in log
     assert set(manifest(tmp_path / "run")["verdicts"]) == {"pretrained", "start"}
-    told = good(tmp_path, "train", "--data", "photos", "--out", "unasked", *SMALL)
-    assert told.count("run.steps = 0: 6 photos of 3 training classes") == 1
-    assert "length     0 steps" in told  # the plan says so before the training does
-    assert "run.epochs" not in told
-    assert "optimizer.lr" not in told
+    output = good(tmp_path, "train", "--data", "photos", "--out", "unasked", *SMALL)
+    assert output.count("run.steps = 0: 6 photos of 3 training classes") == 1
+    assert "length     0 steps" in output  # the plan says so before the training does
+    assert "run.epochs" not in output
+    assert "optimizer.lr" not in output
     assert manifest(tmp_path / "unasked")["outcome"]["steps"] == 0
