@@ -67,9 +67,9 @@ def check_address(host: str, port: int) -> None:
         if len(absent) == len(addresses):
             raise absent[0]
     except (OSError, ValueError) as error:  # ValueError: not a name at all
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise ConfigError(
-            f"cannot listen on {host!r}, port {port}: {getattr(error, 'strerror', None) or error}. Choose another --host or "
-            "--port."
+            f"cannot listen on {host!r}, port {port}: {reason}. Choose another --host or --port."
         ) from error
 
 
