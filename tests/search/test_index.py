@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,6 +191,17 @@ def test_files_that_are_not_in_the_index_are_named_and_counted(index: Index, pho
     messages = "\n".join(changes.skipped)
     assert all(name in messages for name in ("text.png", "link.png", "pipe.png"))
     assert messages.count("the same file as") == 2
+
+
+def test_a_file_that_changes_while_it_is_read_is_skipped(tmp_path: Path, photos: Path) -> None:
+    class Editing(ToyEncoder):
+        def embed(self, images: Sequence[Any], on_bad: Any = None) -> np.ndarray:
+            _touch(photos / "class0" / "0.png", "red")
+            return super().embed(images, on_bad)
+
+    with Index.create(tmp_path / "x.index", Editing()) as index:
+        changes = index.sync(photos)
+        assert (changes.added, changes.left_out) == (19, {"changed meanwhile": 1})
 
 
 def test_vectors_of_another_model_are_refused(address: str, photos: Path) -> None:
