@@ -1,26 +1,28 @@
-"""Images a second and peak memory of the pipeline, against a plain torchvision ImageFolder + DataLoader.
+"""Images per second, the interpreter's lock and peak memory of the pipeline, against torchvision's ImageFolder + DataLoader.
 
-Run from the root of the repository:  python -m benchmarks.pipeline  [--images 1600] [--repeats 5] [--workers N]
+Run from the root of the repository:  python -m benchmarks pipeline  [--images 1600] [--repeats 5] [--workers N]
 
 Every way to load does the same epoch over the same JPEG files (500×375, made here, in the system's file cache for all)
-with the same transforms: random resized crop to 224, horizontal flip, uint8. The ways take turns, and the median of the
-repeats counts. Peak memory is a process of its own that streams batches of 4,000 and reports its largest resident size,
-interpreter and torch included. Prints a table and writes benchmarks/results/pipeline.json.
+with the same transforms: random resized crop to 224, horizontal flip, uint8; the DataLoader has as many processes as the
+pipeline has workers. The ways take turns, and the median of the repeats counts. The lock: how long a thread that only counts
+waits for it, per image that one worker reads; the reciprocal is the most that a process can load, however many processors
+there are. Peak memory is a process of its own that streams batches of 4,000 and reports its largest resident size, interpreter
+and torch included. Prints a table and writes benchmarks/results/pipeline.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -71,48 +73,50 @@ def plain_torchvision(images: ImageSet, workers: int) -> Callable[[int], int]:
 
 
 def our_pipeline(images: ImageSet, workers: int, kernel: str, **options: object) -> Callable[[int], int]:
+    options = {"worker_type": "threads", **options}
     pipeline = Pipeline(images, train_transform(Preprocessing(), kernel=kernel), workers, **options)  # type: ignore[arg-type]
     return lambda epoch: sum(len(b.images) for b in pipeline.stream(batches(len(images), epoch), epoch))
 
 
-_worker: dict[str, object] = {}
+def lock_milliseconds(images: ImageSet, worker_type: str) -> float:
+    """Milliseconds per image in which loading holds the interpreter's lock.
 
+    Linux says how long a thread ran, and how long it was ready without a processor. A thread that counts waits for nothing
+    else, so the rest is the lock.
+    """
+    waits: list[int] = []
+    loaded = threading.Event()
 
-def _fill_in_process(task: tuple[int, list[int], list[int]]) -> None:
-    slot, positions, indices = task
-    images, transform, buffers = _worker["images"], _worker["transform"], _worker["buffers"]
-    random = np.random.default_rng(indices[0]).random((len(indices), 23))
-    for row, (position, index) in enumerate(zip(positions, indices, strict=True)):
-        pixels = transform(transform.read(images, index), random[row])  # type: ignore[operator, attr-defined]
-        buffers[slot][position] = pixels  # type: ignore[index]
+    def count() -> None:
+        statistics_file = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
 
+        def waited() -> int:
+            ran, ready, _ = map(int, statistics_file.read_text().split())
+            return time.perf_counter_ns() - ran - ready
 
-def worker_processes(images: ImageSet, workers: int) -> Callable[[int], int]:
-    """The same decoding in processes that write into a shared tensor: what threads are chosen over."""
-    shared = torch.empty((2, BATCH, 224, 224, 3), dtype=torch.uint8).share_memory_()
-    _worker["images"], _worker["transform"] = images, train_transform(Preprocessing())
-    _worker["buffers"] = shared.numpy()
-    pool = multiprocessing.get_context("fork").Pool(workers)
-
-    def tasks(epoch: int) -> Iterator[tuple[int, list[int], list[int]]]:
-        for number, batch in enumerate(batches(len(images), epoch)):
-            for start in range(0, len(batch), 16):
-                part = batch[start : start + 16].tolist()
-                yield number % 2, list(range(start, start + len(part))), part
-
-    def epoch_of(epoch: int) -> int:
-        for _ in pool.imap(_fill_in_process, tasks(epoch)):
+        start = waited()
+        while not loaded.is_set():
             pass
-        return len(images)
+        waits.append(waited() - start)
 
-    return epoch_of
+    interval = sys.getswitchinterval()
+    with Pipeline(images, train_transform(Preprocessing()), 1, worker_type=worker_type) as pipeline:
+        pipeline.load(np.arange(16))  # starts the process
+        sys.setswitchinterval(1e-5)
+        thread = threading.Thread(target=count)
+        thread.start()
+        number = sum(len(batch.images) for batch in pipeline.stream(batches(len(images), 0)))
+        loaded.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    return waits[0] / number / 1e6
 
 
 def throughput(images: ImageSet, workers: int, repeats: int) -> dict[str, float]:
     ways = {
         "torchvision ImageFolder + DataLoader": plain_torchvision(images, workers),
-        "worker processes, shared tensor": worker_processes(images, workers),
         "pipeline, no cache": our_pipeline(images, workers, "torch"),
+        "pipeline, processes": our_pipeline(images, workers, "torch", worker_type="processes"),
         "pipeline, no cache, PIL kernel": our_pipeline(images, workers, "pil"),
         "pipeline, RAM cache": our_pipeline(images, workers, "torch", cache="ram"),
         "pipeline, RAM cache, PIL kernel": our_pipeline(images, workers, "pil", cache="ram"),
@@ -161,6 +165,7 @@ def main() -> None:
         os.environ["RECOLLECT_CACHE"] = str(folder / "cache")
         images = make_photos(folder / "photos", options.images)
         rates = throughput(images, options.workers, options.repeats)
+        lock = {kind: lock_milliseconds(images, kind) for kind in ("threads", "processes")}
         peak = peak_memory(images, options.workers) / 1e9
     base = rates["torchvision ImageFolder + DataLoader"]
     print(
@@ -168,8 +173,13 @@ def main() -> None:
     )
     for name, rate in rates.items():
         print(f"{name:40}{rate:8.0f} images/s{rate / base:8.2f}×")
+    for kind, milliseconds in lock.items():
+        print(
+            f"\n{kind}: {milliseconds:.3f} ms of the lock per image: at most {1000 / milliseconds:,.0f} images/s",
+            end="",
+        )
     cold, cached = rates["pipeline, no cache"] / base, rates["pipeline, RAM cache"] / base
-    print(f"\npeak memory, batches of {LARGE_BATCH:,} at 224 px: {peak:.2f} GB all told")
+    print(f"\n\npeak memory, batches of {LARGE_BATCH:,} at 224 px: {peak:.2f} GB all told")
     met = {
         f"no cache >= {COLD_TARGET}x": cold >= COLD_TARGET,
         f"RAM cache >= {RAM_TARGET}x": cached >= RAM_TARGET,
@@ -178,7 +188,13 @@ def main() -> None:
     for target, reached in met.items():
         print(f"{'met   ' if reached else 'MISSED'}  {target}")
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    result = {"workers": options.workers, "images_per_second": rates, "peak_memory_gb": peak, "targets": met}
+    result = {
+        "workers": options.workers,
+        "images_per_second": rates,
+        "lock_ms": lock,
+        "peak_memory_gb": peak,
+        "targets": met,
+    }
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
     sys.exit(not all(met.values()))
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -16,11 +20,11 @@ import torch
 from PIL import Image
 
 from recollect.common.errors import ConfigError, DataError, ImageError, InputError
-from recollect.common.images import Preprocessing
+from recollect.common.images import Preprocessing, set_max_pixels
 from recollect.common.machine import fix_torchvision
 from recollect.data import pipeline as pipeline_module, transforms
 from recollect.data.image_set import ImageSet
-from recollect.data.pipeline import DiskCache, Pipeline
+from recollect.data.pipeline import Batch, DiskCache, Pipeline
 from recollect.data.sampling import ClassBalancedSampler, shard
 from recollect.data.transforms import LongerSide, uniforms
 
@@ -227,6 +231,12 @@ def test_prefetch_is_bounded_in_bytes(photos: ImageSet) -> None:
         next(stream)
         assert settled(gate.asked, 152) == 2 * 40 + 40 + 32
         stream.close()
+    gate.asked.clear()
+    with Pipeline(photos, gate, workers=1) as pipeline:
+        stream = pipeline.stream(np.tile(np.arange(40), (9, 1)))
+        next(stream)
+        assert settled(gate.asked, 112) == 40 + 40 + 32, "1.5 batches ahead, in tasks of 16"
+        stream.close()
     with Pipeline(photos, gate, workers=2, prefetch_bytes=0) as pipeline:
         gate.asked.clear()
         stream = pipeline.stream(batches())
@@ -359,66 +369,154 @@ def test_sequential_leaves_bad_images_out(damaged: ImageSet) -> None:
             assert [bad.index for bad in pipeline.bad_images] == [3, 11]
 
 
-def test_a_torchvision_transform_leaves_the_models_random_numbers_alone(
-    photos: ImageSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It draws from torch's global generator, as dropout does: so never while the model may be drawing."""
+def torchvision_transform() -> transforms.FromTorchvision:
     fix_torchvision()
     from torchvision.transforms import v2
 
-    threads: dict[str, set[str]] = {"read": set(), "transform": set()}
-    augment = v2.Compose([v2.RandomResizedCrop(16), v2.PILToTensor()])
+    return transforms.FromTorchvision(v2.Compose([v2.RandomResizedCrop(16), v2.PILToTensor()]), 16)
+
+
+def test_a_torchvision_transform_leaves_the_models_random_numbers_alone(photos: ImageSet) -> None:
+    """It draws from torch's global generator, as dropout does: so in threads never while the model may be drawing."""
+    augment, threads = torchvision_transform(), set()
 
     def watched(image: Image.Image) -> torch.Tensor:
-        threads["transform"].add(threading.current_thread().name)
-        return augment(image)
+        threads.add(threading.current_thread())
+        return augment.transform(image)
 
-    read = ImageSet.read
-
-    def watched_read(self: ImageSet, *rest: int, **options: int | None) -> Image.Image:
-        threads["read"].add(threading.current_thread().name)
-        return read(self, *rest, **options)
-
-    monkeypatch.setattr(ImageSet, "read", watched_read)
-
-    def run(workers: int, **options) -> tuple[list[torch.Tensor], torch.Tensor]:
-        torch.manual_seed(0)
-        images, drawn = [], []
-        with Pipeline(photos, transforms.FromTorchvision(watched, 16), workers=workers, **options) as pipeline:
-            for batch in pipeline.stream([np.arange(20), np.arange(40), np.arange(30, 35)], epoch=1):
-                images.append(batch.images)
-                for _ in range(20):
-                    state = torch.random.get_rng_state()
-                    time.sleep(0.001)
-                    assert torch.equal(state, torch.random.get_rng_state())
-                    drawn.append(torch.rand(50))
-        return images, torch.cat(drawn)
-
-    images, drawn = run(2)
-    assert threads["transform"] == {threading.current_thread().name}
-    assert all(name.startswith("recollect-loader") for name in threads["read"]), "workers decode"
     torch.manual_seed(0)
-    assert torch.equal(drawn, torch.cat([torch.rand(50) for _ in range(60)])), "as if nothing had been loaded"
-    for workers, options in ((2, {}), (0, {}), (3, {"cache": "ram"})):
-        again, _ = run(workers, **options)
-        assert len(images) == len(again)
-        assert all(map(torch.equal, images, again))
+    drawn = []
+    with Pipeline(photos, transforms.FromTorchvision(watched, 16), workers=2) as pipeline:
+        for _ in pipeline.stream([np.arange(20), np.arange(40), np.arange(30, 35)], epoch=1):
+            drawn.append(torch.rand(50))
+            time.sleep(0.01)
+    assert threads == {threading.current_thread()}
+    torch.manual_seed(0)
+    assert torch.equal(torch.cat(drawn), torch.rand(150)), "as if nothing had been loaded"
 
 
-def test_a_torchvision_transform_with_bad_images(damaged: ImageSet) -> None:
-    fix_torchvision()
-    from torchvision.transforms import v2
+@pytest.mark.parametrize("kind", ["crop", "whole", "torchvision"])
+def test_processes_give_the_pixels_of_threads(damaged: ImageSet, kind: str) -> None:
+    """Bad images replaced, any number of processes, an augmentation of torchvision, and from the middle of an epoch."""
+    transform = {"crop": TRAIN, "whole": LongerSide(28, flip=True)}.get(kind) or torchvision_transform()
+    batches = [np.array([3, 11, 19, 0, 8, 0]), np.arange(12, 40), np.array([3, 5])]
+    expected: list[Batch] = []
+    # Importing torchvision takes every process seconds.
+    numbers = (1,) if kind == "torchvision" else (1, 2, 3)
+    for workers, worker_type in ((0, "threads"), (3, "threads"), *((number, "processes") for number in numbers)):
+        options = {"workers": workers, "worker_type": worker_type, "on_bad_image": "skip", "seed": 4}
+        with Pipeline(damaged, transform, **options) as pipeline:
+            found = [*pipeline.stream(batches, 2), *pipeline.stream(batches[1:], 2, first=1)]
+            assert {bad.index: str(bad) for bad in pipeline.bad_images}[11] == "3/11.jpg: an empty file."
+            assert len(pipeline._processes) <= workers * (worker_type == "processes")
+        expected = expected or [*found[:3], *found[1:3]]
+        for batch, other in zip(found, expected, strict=True):
+            assert batch.indices.tolist() == other.indices.tolist()
+            assert all(map(torch.equal, batch.images, other.images))
 
-    transform = transforms.FromTorchvision(v2.Compose([v2.RandomResizedCrop(16), v2.PILToTensor()]), 16)
-    found = []
-    for workers in (0, 2):
-        with Pipeline(damaged, transform, workers=workers, on_bad_image="skip") as pipeline:
-            found.append(pipeline.load([3, 11, 19, 0, 8], epoch=2))
-            assert [bad.index for bad in pipeline.bad_images] == [3, 11]
-        with Pipeline(damaged, transform, workers=workers) as pipeline, pytest.raises(ImageError, match=r"03\.jpg"):
-            pipeline.load([0, 1, 2, 3])
-    assert found[0].indices.tolist() == found[1].indices.tolist()
-    assert torch.equal(found[0].images, found[1].images)
+
+def test_errors_in_processes_are_those_of_threads(damaged: ImageSet) -> None:
+    options = {"workers": 1, "worker_type": "processes"}
+    with Pipeline(damaged, TRAIN, **options) as pipeline, pytest.raises(ImageError, match=r"03\.jpg.*--skip-bad"):
+        pipeline.load([0, 1, 2, 3])
+    with Pipeline(damaged, Broken(), **options) as pipeline, pytest.raises(DataError, match="ZeroDivisionError: oops"):
+        pipeline.load([0])
+    set_max_pixels(100)
+    try:
+        with Pipeline(damaged, TRAIN, **options) as pipeline, pytest.raises(ImageError, match="limit of 100"):
+            pipeline.load([0])
+    finally:
+        set_max_pixels(None)
+    own = transforms.FromTorchvision(lambda image: image, 16)
+    with pytest.raises(ConfigError, match="worker_type=threads"):
+        Pipeline(damaged, own, **options)
+
+
+def test_a_killed_process_ends_in_a_sentence(photos: ImageSet) -> None:
+    with Pipeline(photos, TRAIN, workers=1, worker_type="processes") as pipeline:
+        pipeline.load([0])
+        os.kill(pipeline._processes[0]._process.pid, signal.SIGKILL)
+        with pytest.raises(DataError, match=r"process .* ended \(SIGKILL\) at 1/01\.jpg.*data\.workers"):
+            pipeline.load([1, 2])
+
+
+SCRIPT = """
+import sys, time
+from recollect.data import Pipeline, load, test_transform
+from recollect.common.images import Preprocessing
+pipeline = Pipeline(load("folder", sys.argv[1], "all"), test_transform(Preprocessing(16, 18)), 2, worker_type="processes",
+                    cache="ram")
+for batch in pipeline.stream([range(40)] * 2):
+    print(*(process._process.pid for process in pipeline._processes), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc and /dev/shm")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_and_no_memory_remain(photos: ImageSet, number: signal.Signals, tmp_path: Path) -> None:
+    """After Ctrl-C and after a kill; of a script without ``if __name__ == "__main__"``."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    before = set(Path("/dev/shm").iterdir())
+    command, env = [sys.executable, str(tmp_path / "script.py"), str(photos.root)], {"PYTHONPATH": ":".join(sys.path)}
+    options = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **env}, "start_new_session": True}
+    with subprocess.Popen(command, **options) as script:
+        pids = script.stdout.readline().split()
+        assert pids
+        os.killpg(script.pid, number) if number == signal.SIGINT else script.send_signal(number)
+        script.wait(60)
+    deadline = time.monotonic() + 60
+    while (alive := [pid for pid in pids if Path("/proc", pid).exists()]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive
+    assert set(Path("/dev/shm").iterdir()) <= before
+
+
+@pytest.mark.parametrize("worker_type", ["threads", "processes"])
+def test_a_ram_cache_is_shared_by_the_processes_of_a_run(
+    damaged: ImageSet, worker_type: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the workers, and of what ``torchrun`` starts: a second pipeline reads no file that the first has read."""
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    options = {"workers": 2, "worker_type": worker_type, "cache": "ram", "cache_size": 17}
+    with Pipeline(damaged, TRAIN, **options) as first, Pipeline(damaged, TRAIN, **options) as second:
+        expected = first.load(range(4, 10)).images
+        for index in range(4, 10):
+            damaged.path(index).unlink()
+        assert torch.equal(second.load(range(4, 10)).images, expected)
+        with pytest.raises(ImageError):
+            second.load([4, 3])
+
+
+def test_cached_images_can_be_shrunk(photos: ImageSet) -> None:
+    with Pipeline(photos, TRAIN, workers=0, cache="ram", cache_size=17) as pipeline:
+        batches = [pipeline.load([0, 1]).images for _ in range(2)]
+    assert torch.equal(*batches)
+    image = photos.read(1)
+    shrunk = image.resize((max(17, round(image.width * 17 / min(image.size))), 17), Image.Resampling.BICUBIC)
+    random = uniforms(0, 0, 0, np.array([1]), np.array([0]), TRAIN.draws)[0]
+    assert image.height < image.width
+    assert np.array_equal(batches[0][1].permute(1, 2, 0).numpy(), TRAIN(shrunk, random))
+
+
+def test_processes_are_chosen_where_threads_would_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    many = ImageSet("many", [str(n) for n in range(1000)], [0] * 1000, ["x"], root=tmp_path)
+    few, own = many.subset(range(999)), torchvision_transform()
+    monkeypatch.setattr(pipeline_module, "processors", lambda: 48)
+
+    def chosen(images: ImageSet, transform: transforms.Transform, workers: int | None) -> tuple[bool, int]:
+        with Pipeline(images, transform, workers) as pipeline:
+            return pipeline._payload is not None, pipeline.workers
+
+    assert chosen(many, TRAIN, None) == (True, 48)
+    assert chosen(few, TRAIN, None) == (False, 16)
+    assert chosen(many, TRAIN, 8) == (False, 8)
+    assert chosen(many, own, 2) == (True, 2)
+    assert chosen(many, transforms.FromTorchvision(lambda image: image, 16), 20) == (False, 20)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert chosen(many, TRAIN, None) == (False, 6)
 
 
 def pixels(seed: int, height: int = 7, width: int = 5) -> np.ndarray:

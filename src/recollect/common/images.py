@@ -78,6 +78,11 @@ def set_max_pixels(limit: int | None) -> None:
     Image.MAX_IMAGE_PIXELS = max(_PIL_PIXELS, _max_pixels)
 
 
+def max_pixels() -> int:
+    """The limit on the size of images in this process."""
+    return _max_pixels
+
+
 def read_image(source: ImageSource, *, at_least: int | None = None) -> Image.Image:
     """Read an image as 8-bit RGB, upright by its EXIF orientation.
 

@@ -145,7 +145,7 @@ def load_reference(reference: str, kind: str, name: str | None = None) -> Loaded
     if place.endswith(".py") and not Path(place).expanduser().is_file():
         raise ConfigError(f"{kind}: there is no file {place}.")
     try:
-        module = _module_of_file(Path(place)) if place.endswith(".py") else _module(place)
+        module = import_file(Path(place)) if place.endswith(".py") else _module(place)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{place}.".startswith(f"{missing}."):
@@ -375,7 +375,12 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-def _module_of_file(path: Path) -> ModuleType:
+def imported_files() -> list[Path]:
+    """The files of the references that were loaded so far, for a process that unpickles their objects."""
+    return [Path(str(module.__file__)) for name, module in list(sys.modules.items()) if name.startswith(_OF_A_FILE)]
+
+
+def import_file(path: Path) -> ModuleType:
     """The module of a file outside the packages. The same file is imported once, so that its classes are the same."""
     path = path.expanduser().resolve()
     # Under a unique name, by content: a changed file is another module, and no two files clash.

@@ -269,6 +269,7 @@ CHANGEABLE = {
     "data.on_bad_image": "--skip-bad",
     "data.max_pixels": "--max-pixels",
     "data.workers": "--workers",
+    "data.worker_type": "--worker-type",
     "data.cache": "--cache",
     "data.prefetch_mb": "",
     "model.download": "--download",

@@ -120,10 +120,14 @@ class DataConfig:
     """Mirror half of the images. Turn off if left and right have different meanings."""
     cache: Literal["none", "ram", "disk"] = setting("none", panel=MACHINE)
     """Keep decoded images: ``none``, ``ram`` or ``disk``."""
+    cache_size: int | None = setting(None, 16, 8192, panel=MACHINE)
+    """Shrink cached images to this shorter side, before they are augmented; None keeps them as decoded."""
     workers: int | None = setting(None, 0, 1024, panel=MACHINE)
-    """Threads that decode images. None for one per core, at most 16."""
-    prefetch_mb: int = setting(512, 0, 2**20)
-    """Memory for images that are decoded ahead of use."""
+    """Threads or processes that decode images. None for one per core, shared by the processes of a run; at most 16 threads."""
+    worker_type: Literal["auto", "threads", "processes"] = setting("auto", panel=MACHINE)
+    """What decodes images: ``threads``, ``processes``, or ``auto``: processes if there are more than 8 workers."""
+    prefetch_mb: int | None = setting(None, 0, 2**20)
+    """Memory for images that are decoded ahead of use. None for 1.5 batches."""
     on_bad_image: Literal["error", "skip"] = "error"
     """What to do with an image that cannot be read: stop, or skip and list it (in a batch, another image of its class is
     used instead)."""
@@ -372,6 +376,8 @@ def _check_combinations(config: Config) -> None:
             f"data.augmentation whole trains on whole images, but model.resize {model.resize} crops squares at test "
             "time: set model.resize=null, or data.augmentation=crop."
         )
+    if config.data.cache_size is not None and config.data.cache == "none":
+        raise ConfigError("data.cache_size is for cached images: set data.cache to ram or disk, or remove it.")
     if unused := [name for name in run.logger_options if name not in run.loggers]:
         raise ConfigError(f"run.logger_options {unused[0]!r} is not in run.loggers: add it, or remove its options.")
     if config.data.validation == "sfm120k" and not run.select.startswith(("map", "mp@")):

@@ -1,8 +1,10 @@
-"""``Pipeline``: image indices in, uint8 batches out; decoded by threads, ahead of use, within a memory budget.
+"""``Pipeline``: image indices in, uint8 batches out; decoded by threads or processes, ahead of use, within a memory budget.
 
-Training, evaluation, stored features and ``Embedder.embed`` all read images here. Why threads: PIL's decoders and both
-resize kernels release the interpreter's lock, so threads scale, and they write each image directly to its place in the
-batch. Nothing is pickled, sent or collated, shared memory cannot run out, and no worker process can die unnoticed
+Training, evaluation, stored features and ``Embedder.embed`` all read images here. PIL's decoders and both resize kernels
+release the interpreter's lock, so threads scale and write each image directly to its place in the batch; but what remains
+under the lock, 0.4 ms per photo, bounds one process to some 2,000 photos per second. So on machines with many processors
+each thread has a process of its own, sends it indices and random numbers, and copies the pixels from memory that both share
+(``_ReaderProcess``): a hundredth of the work under the lock, and everything else is the same code
 (``docs/pipeline.md`` has the measurements). Changes here may affect speed and prefetching, but never the pixels: they
 are a function of (seed, epoch, batch, image). Decoded pixels may be kept for the next epoch, in memory or on disk; a hit
 gives the same pixels as a miss.
@@ -12,32 +14,48 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
+import multiprocessing
 import os
+import pickle
+import shutil
+import signal
+import sys
 import threading
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple
+from types import ModuleType, TracebackType
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
 import torch
+import torch.multiprocessing
 from PIL import Image
 
+from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, ImageError, InputError, RecollectError, StorageError
-from recollect.common.files import atomic_write, cache_folder
-from recollect.common.images import ON_BAD_IMAGE, BadImage, with_skip_advice
-from recollect.common.machine import available_bytes
+from recollect.common.files import atomic_write, cache_folder, exclusive
+from recollect.common.images import ON_BAD_IMAGE, BadImage, max_pixels, set_max_pixels, with_skip_advice
+from recollect.common.machine import available_bytes, fix_torchvision
 from recollect.data.image_set import ImageSet, Indices
 from recollect.data.transforms import FromTorchvision, Pixels, Transform, Uniforms, occurrences, uniforms
 
+if sys.platform != "win32":
+    import fcntl
+
 CACHES = ("none", "ram", "disk")
+WORKER_TYPES = ("auto", "threads", "processes")
 
 _CHUNK = 16  # images per task: small enough for an even load, large enough that scheduling costs nothing
+_THREADS = 8  # with more, threads wait for the lock: decoding a photo and cutting a crop takes some ten times as long
+_MANY_IMAGES = 1000  # fewer are read before processes have started
 
 
 class Batch(NamedTuple):
@@ -61,9 +79,10 @@ class Pipeline:
     Args:
         images: the set.
         transform: see ``data/transforms.py``.
-        workers: threads that decode; 0 works in the calling thread; None for one per processor, at most 16.
-        prefetch_bytes: how much ``stream`` and ``sequential`` may decode ahead of the batch in use. Memory use is
-            this plus the current batch; between two batches it is briefly two batches, if those are larger.
+        workers: threads or processes that decode; 0 works in the calling thread; None for one per processor, divided by
+            the processes of a run on this machine (``LOCAL_WORLD_SIZE``); at most 16 threads.
+        prefetch_bytes: how much ``stream`` and ``sequential`` may decode ahead of the batch in use; None for 1.5 batches.
+            Memory use is this plus the current batch; between two batches it is briefly two batches, if those are larger.
         cache: ``"none"``, ``"ram"`` or ``"disk"``. Decoded pixels are kept, or the results of a deterministic
             transform. Images given as arrays are already decoded; for them only results are kept.
         on_bad_image: ``"error"`` stops; ``"skip"`` uses another image of the same class instead (in ``sequential``:
@@ -71,6 +90,9 @@ class Pipeline:
         seed: seed of the augmentation, 0 or more.
         pin: put batches into page-locked memory, from which a CUDA device copies while it computes. Needs such a device;
             the memory of a batch is then allocated at once when its first image is read.
+        worker_type: ``"threads"``, ``"processes"``, or ``"auto"``: processes for files, if there are more than 8 workers, or
+            more than one and a random torchvision transform, which threads cannot run.
+        cache_size: shrink images to this shorter side before they are cached and augmented, so that more of them fit.
 
     Examples:
         >>> from recollect.common.images import Preprocessing
@@ -88,31 +110,77 @@ class Pipeline:
         images: ImageSet,
         transform: Transform,
         workers: int | None = None,
-        prefetch_bytes: int = 2**29,
+        prefetch_bytes: int | None = None,
         cache: str = "none",
         on_bad_image: str = "error",
         seed: int = 0,
         pin: bool = False,
+        worker_type: str = "auto",
+        cache_size: int | None = None,
     ) -> None:
         for name, value in (("workers", workers), ("prefetch_bytes", prefetch_bytes), ("seed", seed)):
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}: it must be 0 or more.")
-        for name, word, words in (("cache", cache, CACHES), ("on_bad_image", on_bad_image, ON_BAD_IMAGE)):
-            if word not in words:
-                raise ConfigError(f"{name} {word!r} is unknown: choose one of {', '.join(words)}.")
+        words = (("cache", cache, CACHES), ("on_bad_image", on_bad_image, ON_BAD_IMAGE))
+        for name, word, choices in (*words, ("worker_type", worker_type, WORKER_TYPES)):
+            if word not in choices:
+                raise ConfigError(f"{name} {word!r} is unknown: choose one of {', '.join(choices)}.")
+        if cache_size is not None and transform.size is None:
+            raise ConfigError(
+                "cache_size is for crops: images that keep their aspect ratio are cached as they are shrunk."
+            )
         self.images, self.transform, self.on_bad_image = images, transform, on_bad_image
-        self.workers = min(16, processors()) if workers is None else workers
-        self.prefetch_bytes, self.seed, self.pin = prefetch_bytes, seed, pin
+        self.prefetch_bytes, self.seed, self.pin, self.cache_size = prefetch_bytes, seed, pin, cache_size
         self._bad: dict[int, BadImage] = {}
         self._cache: RamCache | DiskCache | None = None
-        if cache == "ram" and not (images.arrays is not None and transform.draws):
-            self._cache = RamCache()
-        elif cache == "disk" and not (images.arrays is not None and transform.draws):
-            key = transform.read_key if transform.draws else transform.key
-            self._cache = DiskCache(cache_folder() / "pixels", images, key)
+        key = transform.read_key if transform.draws else transform.key
+        key += f", shorter side {cache_size}" if cache_size and transform.draws else ""
+        if images.arrays is None or not transform.draws:
+            if cache == "ram":
+                self._cache = RamCache.of_run(images, key)
+            elif cache == "disk":
+                self._cache = DiskCache(cache_folder() / "pixels", images, key)
+        share = max(1, processors() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self.workers = share if workers is None else workers
+        self._payload = self._for_processes(worker_type, cache)
+        if self._payload is None and workers is None:
+            self.workers = min(16, share)
         self._pool = ThreadPoolExecutor(self.workers, "recollect-loader") if self.workers else None
-        # It draws from torch's global generator, which the model also uses, while workers are ahead.
-        self._only_decode = self._pool is not None and isinstance(transform, FromTorchvision) and transform.random
+        self._of_thread, self._processes = threading.local(), list[_ReaderProcess]()
+        # Without processes: it draws from torch's global generator, which the model also uses, while workers are ahead.
+        random = isinstance(transform, FromTorchvision) and transform.random
+        self._only_decode = self._pool is not None and random and self._payload is None
+
+    def _for_processes(self, worker_type: str, cache: str) -> bytes | None:
+        """What a process needs to read images; None to read them in threads."""
+        threads = 1 if isinstance(self.transform, FromTorchvision) and self.transform.random else _THREADS
+        if worker_type == "auto" and (
+            self.workers <= threads
+            or len(self.images) < _MANY_IMAGES
+            or self.images.arrays is not None
+            or multiprocessing.current_process().daemon  # which may not have processes of its own
+        ):
+            return None
+        if worker_type == "threads" or not self.workers:
+            return None
+        memory = self._cache.address if isinstance(self._cache, RamCache) else None
+        if memory == "":
+            if worker_type == "auto":
+                return None
+            raise ConfigError(
+                "processes share a RAM cache on Linux only: use data.cache=disk, or data.worker_type=threads."
+            )
+        options = {"on_bad_image": self.on_bad_image, "cache_size": self.cache_size}
+        options["cache"] = "none" if memory else cache
+        try:
+            return pickle.dumps((self.images, self.transform, options, memory, max_pixels()))
+        except Exception as error:  # pickling calls the objects' own code
+            if worker_type == "auto":
+                return None
+            raise ConfigError(
+                f"the images or the augmentation cannot be sent to processes ({error}): define the augmentation at the top "
+                "level of a file, or set data.worker_type=threads."
+            ) from error
 
     def load(self, indices: Sequence[int] | Indices, epoch: int = 0, number: int = 0) -> Batch:
         """Load one batch now, as batch ``number`` of the epoch.
@@ -153,10 +221,10 @@ class Pipeline:
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}: it must be at least 1.")
         count, whole = len(self.images), self.transform.size is None
-        step = batch_size
+        step, memory = batch_size, 2**29 if self.prefetch_bytes is None else self.prefetch_bytes
         if whole and count:
             height, width = self._largest(0)
-            step = max(1, min(_CHUNK, self.prefetch_bytes // (12 * height * width)))  # a quarter of the budget at most
+            step = max(1, min(_CHUNK, memory // (12 * height * width)))  # a quarter of the budget at most
         ranges = np.split(np.arange(count), range(step, count, step)) if count else []
         waiting: dict[tuple[int, ...], list[tuple[int, torch.Tensor]]] = {}
         waiting_bytes = 0
@@ -172,7 +240,7 @@ class Pipeline:
                 group = waiting.setdefault(size, [])
                 group.append((index, image))
                 room = batch_size if pixels is None else min(batch_size, pixels * 3 // image.nbytes)
-                if len(group) < room and waiting_bytes <= self.prefetch_bytes:
+                if len(group) < room and waiting_bytes <= memory:
                     continue
                 if len(group) < room:
                     size = max(waiting, key=lambda other: len(waiting[other]) * np.prod(other))
@@ -196,6 +264,8 @@ class Pipeline:
         """Stop the workers. The pipeline cannot load afterwards."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+        for process in self._processes:
+            process.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -216,18 +286,22 @@ class Pipeline:
         """Batches in order, with their pixels; tasks are started as far ahead as the budget allows."""
         source = enumerate(batches, first)
         queue: deque[_PendingBatch] = deque()
-        budget = 0 if self._pool is None or self._only_decode else self.prefetch_bytes
+        budget = self.prefetch_bytes or 0
         used = 0  # bytes of the images in the queue that are decoded or being decoded
 
         def start() -> bool:
             """Start the next task, oldest batch first; without workers, do it. False if there is none."""
-            nonlocal used
+            nonlocal used, budget
             if not queue or queue[-1].started == len(queue[-1].indices):
                 following = next(source, None)
                 if following is None:
                     return False
                 queue.append(self._begin(following[1], epoch, following[0]))
             pending, count = queue[-1], self.workers if self._only_decode else _CHUNK
+            if self._pool is None or self._only_decode:
+                budget = 0
+            elif self.prefetch_bytes is None:  # at least two tasks per worker
+                budget = pending.row_bytes * max(len(pending.indices) * 3 // 2, self.workers * _CHUNK * 2)
             positions = range(pending.started, min(pending.started + count, len(pending.indices)))
             pending.started = positions.stop
             used += len(positions) * pending.row_bytes
@@ -236,7 +310,7 @@ class Pipeline:
             elif self._only_decode:
                 self._fill(pending, positions, self._pool.map(self._pixels, pending.indices[positions].tolist()))
             else:
-                pending.tasks.append(self._pool.submit(self._fill, pending, positions))
+                pending.tasks.append(self._pool.submit(self._fill, pending, positions, None, self._payload))
             return True
 
         try:
@@ -282,15 +356,28 @@ class Pipeline:
     def _fill(
         self,
         pending: _PendingBatch,
-        positions: Iterable[int],
+        positions: Sequence[int],
         decoded: Iterator[Image.Image | Pixels | None] | None = None,
+        payload: bytes | None = None,
     ) -> None:
-        """Load some images of a batch, or transform ``decoded`` ones; the work of one task."""
-        for position in positions:
-            index = int(pending.indices[position])
-            source = None if decoded is None else next(decoded)
-            read = self._pixels(index, pending.random[position], source)
-            if read is None:
+        """Load some images of a batch, or transform ``decoded`` ones; the work of one task.
+
+        With a ``payload`` the process of this thread reads them.
+        """
+        indices, random = pending.indices[positions].tolist(), pending.random[positions]
+        results: Iterable[Image.Image | Pixels | BadImage | None]
+        if payload is None:
+            sources = iter([None] * len(indices)) if decoded is None else decoded
+            results = (self._pixels(*each, next(sources)) for each in zip(indices, random, strict=True))
+        else:
+            if not hasattr(self._of_thread, "process"):
+                self._of_thread.process = _ReaderProcess(payload, self._shared_bytes(pending.row_bytes))
+                self._processes.append(self._of_thread.process)
+            results = self._of_thread.process.read(self.images, indices, random)
+        for position, index, read in zip(positions, indices, results, strict=True):
+            if isinstance(read, BadImage):
+                self._bad[index] = read
+            if read is None or isinstance(read, BadImage):
                 pending.bad.add(position)
                 continue
             pixels = np.asarray(read)
@@ -305,6 +392,11 @@ class Pipeline:
                 )
             else:
                 pending.rows[position][:] = pixels
+
+    def _shared_bytes(self, image_bytes: int) -> int:
+        """Memory shared with one process. What does not fit is sent through its pipe, which takes longer."""
+        free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 2**40  # small in many containers
+        return max(1, min(_CHUNK * image_bytes, 2**26, free // (4 * self.workers)))
 
     def _pixels(
         self, index: int, random: Uniforms | None = None, source: Image.Image | Pixels | None = None
@@ -321,6 +413,10 @@ class Pipeline:
                 source = self._cache.get(index)
             if source is None:
                 source = self.transform.read(self.images, index)
+                if self.cache_size and self.transform.draws and min(source.size) > self.cache_size:
+                    ratio = self.cache_size / min(source.size)
+                    width, height = (max(self.cache_size, round(side * ratio)) for side in source.size)
+                    source = source.resize((width, height), Image.Resampling.BICUBIC)
                 if not self.transform.draws:
                     source = self.transform(source, np.empty(0))
                 if self._cache is not None:
@@ -406,30 +502,168 @@ class _PendingBatch:
         return Batch(images, torch.from_numpy(labels[self.indices[readable]]), self.indices[readable])
 
 
-class RamCache:
-    """Pixels in this process's memory, up to half of what is free now (or of this process's part of it).
+class _ReaderProcess:
+    """A process that reads images for one thread: indices and random numbers in, pixels out through shared memory.
 
-    When full, it keeps its entries. An epoch visits images in random order, so replacing the oldest by the newest
-    would only turn hits into misses.
+    torch's shared memory has no name, and the process ends when its pipe does: nothing remains, however this process ends.
+
+    Args:
+        payload: what ``_serve`` needs to read images.
+        room: bytes of the shared memory.
     """
 
-    def __init__(self) -> None:
-        self._room = available_bytes() // 2
-        self._lock = threading.Lock()
-        self._pixels: dict[int, Pixels] = {}
+    _starting = threading.Lock()
+
+    def __init__(self, payload: bytes, room: int) -> None:
+        context: Any = torch.multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+        context.set_forkserver_preload([__name__])
+        self._memory = torch.empty(room, dtype=torch.uint8).share_memory_()
+        self._connection, connection = context.Pipe()
+        arguments = payload, plugins.imported_files(), self._memory, connection
+        self._process = context.Process(target=_serve, args=arguments, name="recollect-loader", daemon=True)
+        with self._starting:
+            # A new process imports the program's main file. Only an augmentation that is defined there needs that; a
+            # script without ``if __name__ == "__main__"`` would run twice.
+            main = sys.modules["__main__"]
+            try:
+                if b"__main__" not in payload:
+                    sys.modules["__main__"] = ModuleType("__main__")
+                self._process.start()
+            finally:
+                sys.modules["__main__"] = main
+        connection.close()
+
+    def read(self, images: ImageSet, indices: list[int], random: Uniforms) -> Iterator[Pixels | BadImage]:
+        """The pixels of images, or why one cannot be read. Use them before the next call."""
+        try:
+            self._connection.send((indices, random))
+            results = self._connection.recv()
+        except (EOFError, OSError) as error:
+            self._process.join(10)
+            code = self._process.exitcode
+            how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+            names = f"{images.names[indices[0]]} … {images.names[indices[-1]]}"
+            raise DataError(
+                f"a process that decodes images ended ({how}) at {names}. The system ends processes when memory runs out: use "
+                "fewer (data.workers), or threads (data.worker_type=threads)."
+            ) from error
+        memory = self._memory.numpy()
+        for result in results:
+            if isinstance(result, RecollectError):
+                raise result
+            start, shape = result if isinstance(result, tuple) else (0, None)
+            yield result if shape is None else memory[start : start + int(np.prod(shape))].reshape(shape)
+
+    def close(self) -> None:
+        """End the process."""
+        self._connection.close()
+        self._process.join(10)
+        if self._process.exitcode is None:
+            self._process.kill()
+
+
+def _serve(payload: bytes, files: list[Path], memory: torch.Tensor, connection: Connection) -> None:
+    """The work of a process: read images until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which closes the pipe
+    torch.set_num_threads(1)
+    if b"torchvision" in payload:
+        fix_torchvision()
+    for file in files:
+        plugins.import_file(file)
+    images, transform, options, cache, limit = pickle.loads(payload)  # noqa: S301 (from the parent)
+    set_max_pixels(limit)
+    reader, block = Pipeline(images, transform, workers=0, **options), memory.numpy()
+    if cache is not None:
+        reader._cache = RamCache(len(images), cache)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            used, results = 0, list[object]()
+            for index, random in zip(*connection.recv(), strict=True):
+                try:
+                    read = reader._pixels(index, random)
+                except RecollectError as error:
+                    results.append(error)
+                    continue
+                if read is None:
+                    results.append(reader._bad[index])
+                    continue
+                pixels = np.asarray(read)
+                if used + pixels.nbytes > len(block):
+                    results.append(pixels)
+                    continue
+                block[used : used + pixels.nbytes] = pixels.reshape(-1)
+                results.append((used, pixels.shape))
+                used += pixels.nbytes
+            connection.send(results)
+
+
+class RamCache:
+    """Pixels in memory that all processes of a run on this machine share, up to half of what is free when it is made.
+
+    The memory has no name (``memfd``), so it is freed when the last of these processes ends, however they end. When
+    full, it keeps its entries: an epoch visits images in random order, so replacing the oldest by the newest would only turn
+    hits into misses. It starts with the bytes in use, and the place, height and width of the pixels of every image.
+
+    Args:
+        count: how many images there are.
+        address: of the memory that another process made.
+        name: what the memory is called in the list of this process's files.
+    """
+
+    def __init__(self, count: int, address: str = "", name: str = "recollect-pixels") -> None:
+        header, file = 8 * (1 + 3 * count), -1  # without a file, memory of this process alone
+        size = header + available_bytes() * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) // 2
+        if address:
+            file = os.open(address, os.O_RDWR)
+            size = os.fstat(file).st_size
+        elif hasattr(os, "memfd_create"):
+            file = os.memfd_create(name)
+            os.ftruncate(file, size)  # pages take memory when they are written
+            address = f"/proc/{os.getpid()}/fd/{file}"
+        self._memory, self.address = np.frombuffer(mmap.mmap(file, size), np.uint8), address
+        self._file = None if file < 0 else os.fdopen(file, "r+b", buffering=0)  # closes it with this object
+        self._used, self._table = self._memory[:8].view(np.int64), self._memory[8:header].view(np.int64).reshape(-1, 3)
+        self._header, self._lock = header, threading.Lock()
+
+    @classmethod
+    def of_run(cls, images: ImageSet, key: str) -> RamCache:
+        """The cache of the processes that ``torchrun`` started here, or of this process and those it starts."""
+        if os.environ.get("LOCAL_WORLD_SIZE", "1") == "1" or not hasattr(os, "memfd_create"):
+            return cls(len(images))
+        run = f"{os.getppid()} {images.fingerprint} {key}"
+        name = f"recollect-pixels-{hashlib.sha256(run.encode('utf-8', 'surrogateescape')).hexdigest()[:40]}"
+        path = cache_folder() / "ram" / name
+        with exclusive(path.with_suffix(".lock")):
+            with contextlib.suppress(OSError):  # there is none, or its process has ended
+                address = path.read_text()
+                if name in str(Path(address).readlink()):
+                    return cls(len(images), address)
+            cache = cls(len(images), name=name)
+            with atomic_write(path) as file:
+                file.write(cache.address.encode())
+            weakref.finalize(cache, path.unlink, missing_ok=True)
+            return cache
 
     def get(self, index: int) -> Pixels | None:
         """The pixels of image ``index``, or None."""
-        return self._pixels.get(index)
+        place, height, width = self._table[index].tolist()
+        return self._memory[place : place + 3 * height * width].reshape(height, width, 3) if place else None
 
     def put(self, index: int, pixels: Pixels) -> None:
         """Keep the pixels of image ``index``, if there is room."""
         with self._lock:
-            if index in self._pixels or pixels.nbytes > self._room:
-                return
-            self._room -= pixels.nbytes
-            # A copy: a view would keep the whole array it belongs to in memory.
-            self._pixels[index] = np.array(pixels, order="C")
+            if self._file is not None:
+                fcntl.lockf(self._file, fcntl.LOCK_EX)  # other processes write too
+            try:
+                place = self._header + int(self._used[0])
+                if not self._table[index, 0] and place + pixels.nbytes <= len(self._memory):
+                    self._used += pixels.nbytes
+                    self._memory[place : place + pixels.nbytes] = pixels.reshape(-1)
+                    self._table[index, 1:] = pixels.shape[:2]
+                    self._table[index, 0] = place  # last: from now on the entry is read
+            finally:
+                if self._file is not None:
+                    fcntl.lockf(self._file, fcntl.LOCK_UN)
 
 
 class DiskCache:

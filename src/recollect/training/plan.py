@@ -287,7 +287,8 @@ def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
     memory = _peak_bytes(device) + grown * max(0.0, min(setup.chunk, most) / done - 1)
     if setup.frozen is None and device.type == "cpu":
         one_batch = most * setup.example[0].nbytes * setup.share
-        memory += one_batch * (2 - done / most) + min(config.data.prefetch_mb << 20, one_batch * steps)
+        ahead = 1.5 * one_batch if config.data.prefetch_mb is None else config.data.prefetch_mb << 20
+        memory += one_batch * (2 - done / most) + min(ahead, one_batch * steps)
     memory += max((8 * len(each) * embedder.dim for each in watched), default=0)
     _refuse_beyond_memory(memory, device)
     sizes, each, model = images.class_sizes[images.class_sizes > 0], config.batch.samples_per_class, config.model
