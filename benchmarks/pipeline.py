@@ -37,7 +37,7 @@ from recollect.data.transforms import train_transform
 
 BATCH = 400
 LARGE_BATCH, LARGE_BATCHES = 4000, 3
-LIMIT_GB, COLD_TARGET, RAM_TARGET = 1.6, 1.0, 4.0
+LIMIT_GB, COLD_TARGET, RAM_TARGET = 2.2, 1.0, 4.0
 RESULTS = Path(__file__).parent / "results" / "pipeline.json"
 
 

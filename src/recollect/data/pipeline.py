@@ -396,7 +396,7 @@ class Pipeline:
     def _shared_bytes(self, image_bytes: int) -> int:
         """Memory shared with one process. What does not fit is sent through its pipe, which takes longer."""
         free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 2**40  # small in many containers
-        return max(1, min(_CHUNK * image_bytes, 2**26, free // (4 * self.workers)))
+        return max(1, min(_CHUNK * image_bytes, 2**26, free // (2 * self.workers)))
 
     def _pixels(
         self, index: int, random: Uniforms | None = None, source: Image.Image | Pixels | None = None
