@@ -134,13 +134,6 @@ def test_which_sets_are_one(case: Case) -> None:
     assert values[0] == values[1] != values[2] == values[3]
 
 
-@pytest.mark.parametrize("case", BATCH_ONLY, ids=ids(BATCH_ONLY))
-def test_no_reference_set_where_none_makes_sense(case: Case) -> None:
-    loss = create(case[0], **case[1])
-    with pytest.raises(InputError, match=rf"{case[0]} .*reference set"):
-        loss(unit(12, 1), LABELS, unit(8, 2), REF_LABELS)
-
-
 @pytest.mark.parametrize("name", ["margin", "norm_softmax", "proxy_nca", "proxy_anchor", "arcface", "cosface"])
 def test_own_parameters_reach_the_optimizer(name: str) -> None:
     options = {"num_classes": CLASSES} if name == "margin" else SIZES

@@ -78,11 +78,6 @@ def test_a_memory_takes_a_rank_loss_of_one_s_own(tmp_path: Path) -> None:
             CrossBatchMemory(5, 8, other)  # type: ignore[arg-type]
 
 
-def test_a_memory_learns_from_the_coarser_level_alone() -> None:
-    loss = create("cross_batch_memory", dim=5, loss="hierarchical_ap", loss_options={"coarse": [0, 0, 1, 1]})
-    assert float(loss(unit(4, 5, 1), torch.arange(4)).detach()) > 0
-
-
 @pytest.mark.parametrize("name", ["proxy_anchor", "arcface"])
 def test_class_vectors_in_the_large_batch_step(name: str) -> None:
     """In chunks, the gradient of the network and of the class vectors is that of one ordinary backward pass."""

@@ -1,4 +1,4 @@
-"""The engine's edges: labels of every kind, second derivatives, state."""
+"""The engine's edges: labels of every kind, second derivatives, state, SiMix."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP, create
+from recollect.losses import RecallAtK, SmoothAP, create
 from recollect.losses.average_precision import BinnedAP, BlackboxAP
-
-ALL = [RecallAtK, SmoothAP, SupAP, Roadmap]
+from recollect.losses.engine.simix import draw_mixing
 
 
 def _batch(count: int = 12, per_class: int = 3, dim: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     return normalize(torch.randn(count, dim), dim=1), torch.arange(count) // per_class
-
-
-def test_a_loss_shows_its_settings() -> None:
-    assert "k=(1, 2), tau1=1.0, tau2=0.02, simix=False, step=Sigmoid(tau=0.02)" in repr(RecallAtK(k=(1, 2), tau2=0.02))
 
 
 def test_default_k_is_the_papers() -> None:
@@ -36,19 +31,6 @@ def test_labels_of_any_integer_type(name: str) -> None:
     assert len({loss(embeddings, labels.to(dtype)).item() for dtype in types}) == 1
 
 
-@pytest.mark.parametrize("loss", ALL)
-def test_singletons_are_not_averaged_over(loss: type) -> None:
-    embeddings, labels = _batch()
-    # A singleton that is behind everything changes no rank, so the mean over the others must not move.
-    flat = torch.cat([embeddings.abs(), torch.zeros(12, 1)], dim=1)
-    flat = normalize(flat, dim=1)
-    single = torch.zeros(1, 9)
-    single[0, 8] = 1.0
-    options = {} if loss is not Roadmap else {"calibration_weight": 0.0}
-    with_singleton = loss(**options)(torch.cat([flat, -single]), torch.cat([labels, torch.tensor([99])]))
-    torch.testing.assert_close(with_singleton, loss(**options)(flat, labels), atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("loss", [RecallAtK, SmoothAP, BinnedAP, BlackboxAP])
 @pytest.mark.parametrize("simix", [False, True])
 def test_no_positive_at_all(loss: type, simix: bool) -> None:
@@ -62,12 +44,12 @@ def test_no_positive_at_all(loss: type, simix: bool) -> None:
 
 def test_that_warning_comes_once() -> None:
     embeddings, loss = normalize(torch.randn(5, 4), dim=1), RecallAtK()
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as messages:
         warnings.resetwarnings()
         warnings.simplefilter("default")
         for _ in range(3):
             loss(embeddings, torch.arange(5))
-    assert len(seen) == 1
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize("loss", [RecallAtK, BinnedAP])
@@ -86,20 +68,6 @@ def test_autocast_does_not_lower_precision() -> None:
     assert inside == RecallAtK(simix=True, generator=torch.Generator().manual_seed(0))(embeddings, labels)
 
 
-def test_no_gradient_is_computed_under_no_grad() -> None:
-    embeddings, labels = _batch()
-    embeddings.requires_grad_()
-    with torch.no_grad():
-        assert not RecallAtK()(embeddings, labels).requires_grad
-
-
-def test_only_the_references_may_need_a_gradient() -> None:
-    embeddings, labels = _batch()
-    references = normalize(torch.randn(12, 8), dim=1).requires_grad_()
-    RecallAtK(tau2=0.1)(embeddings, labels, references, labels).backward()
-    assert float(references.grad.abs().sum()) > 0
-
-
 def test_generator_state_travels_with_the_loss() -> None:
     embeddings, labels = _batch(16, 4)
     loss = RecallAtK(simix=True, generator=torch.Generator().manual_seed(3))
@@ -109,3 +77,42 @@ def test_generator_state_travels_with_the_loss() -> None:
     resumed = RecallAtK(simix=True, generator=torch.Generator())
     resumed.load_state_dict(state)
     assert [float(resumed(embeddings, labels)) for _ in range(2)] == expected
+
+
+@pytest.mark.parametrize(("images", "per_class", "expected"), [(400, 4, 1000), (392, 4, 980), (20, 2, 30), (9, 3, 18)])
+def test_sizes_of_the_virtual_batch(images: int, per_class: int, expected: int) -> None:
+    assert len(draw_mixing(torch.arange(images) // per_class)) == expected
+
+
+def test_unequal_classes_give_all_their_pairs() -> None:
+    labels = torch.tensor([5, 7, 5, 5, -1, 7, 9, 9, 9, 9])
+    mixing = draw_mixing(labels)
+    virtual = [(int(a), int(b)) for a, b in zip(mixing.first[10:], mixing.second[10:], strict=True)]
+    expected = {(a, b) for a in range(10) for b in range(a + 1, 10) if labels[a] == labels[b]}
+    assert {tuple(sorted(pair)) for pair in virtual} == expected
+    assert len(virtual) == len(expected)
+    assert bool(((mixing.alpha[10:] >= 0) & (mixing.alpha[10:] < 1)).all())
+    assert mixing.alpha[10:].unique().numel() == len(virtual), "alpha is drawn a pair"
+
+
+def test_bound_on_pairs_is_kept_and_said() -> None:
+    labels = torch.cat([torch.zeros(30, dtype=torch.int64), torch.ones(3, dtype=torch.int64)])
+    with pytest.warns(UserWarning, match=r"30 images .*435 pairs"):
+        mixing = draw_mixing(labels, max_pairs=10)
+    assert len(mixing) == 33 + 10 + 3
+    pairs = {(int(a), int(b)) for a, b in zip(mixing.first[33:], mixing.second[33:], strict=True)}
+    assert len(pairs) == 13, "drawn without repetition"
+    assert len(draw_mixing(labels, max_pairs=None)) == 33 + 435 + 3
+
+
+def test_mixing_is_linear_algebra() -> None:
+    """mix_rows and unmix_rows are A S and Aᵀ G."""
+    mixing = draw_mixing(torch.tensor([0, 1, 0, 0, 1]))
+    matrix = torch.zeros(len(mixing), 5, dtype=torch.float64)
+    for row in range(len(mixing)):
+        matrix[row, mixing.first[row]] += mixing.alpha[row]
+        matrix[row, mixing.second[row]] += 1 - mixing.alpha[row]
+    similarities = torch.randn(5, 7, dtype=torch.float64)
+    gradient = torch.randn(len(mixing), 7, dtype=torch.float64)
+    torch.testing.assert_close(mixing.mix_rows(similarities), matrix @ similarities)
+    torch.testing.assert_close(mixing.unmix_rows(gradient, 5), matrix.T @ gradient)

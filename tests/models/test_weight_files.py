@@ -4,16 +4,13 @@ import hashlib
 import io
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from recollect.common.errors import WeightsError
-from recollect.models import Embedder, backbones, weight_files, zoo
+from recollect.models import Embedder, weight_files, zoo
 from recollect.models.weight_files import FOLDER_VARIABLE, fetch, find_weights, obtain_weights
-
-from . import originals
 
 
 @pytest.fixture(autouse=True)
@@ -57,30 +54,6 @@ def test_a_given_folder_is_the_only_one_searched(tmp_path: Path, monkeypatch: py
         obtain_weights(R50, tmp_path / "empty", download=False)
     with pytest.raises(WeightsError, match="no such weights file"):
         obtain_weights(R50, tmp_path / "absent.pth", download=False)
-
-
-def test_a_saved_embedder_is_not_a_weights_folder(tmp_path: Path) -> None:
-    Embedder.create("tiny").save(tmp_path)
-    with pytest.raises(WeightsError, match=r"Embedder\.load"):
-        obtain_weights(R50, tmp_path, download=False)
-
-
-def test_weights_reach_the_embedder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = (1, 1, 1, 1)
-
-    def shallow(architecture: str, size: int) -> Any:
-        return backbones.timm_library().create_model(architecture, num_classes=0, layers=layers)
-
-    monkeypatch.setattr(backbones, "build_backbone", shallow)
-    state = originals.make_resnet(layers, caffe=False)
-    torch.save(state, tmp_path / "r50-in1k.pth")
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    embedder = Embedder.create("r50-in1k", dim=None)
-    image = torch.randn(1, 3, 64, 64)
-    pooled = originals.run_resnet(state, image, layers, caffe=False).mean((2, 3))
-    expected = pooled / pooled.norm()
-    torch.testing.assert_close(embedder.eval()(image), expected, atol=1e-5, rtol=1e-5)
-    assert embedder.config.provenance.file == "r50-in1k.pth"
 
 
 def test_random_weights_only_when_asked_for() -> None:
