@@ -42,7 +42,7 @@ from recollect.models.backbones import (
     cut,
     default_pooling,
 )
-from recollect.models.pooling import GeM, Head, UnitLength, make_pooling, unit
+from recollect.models.pooling import GeM, Head, StageOutputs, StagePooling, UnitLength, make_pooling, unit
 from recollect.models.saving import EmbedderConfig, hub_folder, is_hub_address, load_embedder, save_embedder
 from recollect.models.weight_files import obtain_weights
 from recollect.models.weights import Provenance, load_weights
@@ -174,10 +174,7 @@ class Embedder(nn.Module):
             p=config.p,
             learn_p=config.learn_p,
         )
-        features = backbones.feature_size(backbone, config.pooling)
-        self.head = Head(features, config.dim, layer_norm=config.layer_norm, l2=config.l2_before_head)
-        self.feature_dim = features
-        self.dim = features if config.dim is None else config.dim
+        self._set_head()
         self.multiple = backbones.patch_size(backbone)
         cfg: Any = getattr(backbone, "pretrained_cfg", {})
         self.takes_any_size = getattr(backbone, "dynamic_img_size", False) or not cfg.get("fixed_input_size", False)
@@ -206,6 +203,7 @@ class Embedder(nn.Module):
         layer_norm: bool | None = None,
         l2_before_head: bool | None = None,
         batch_norm: str = "frozen",
+        stages: int = 0,
         size: int | None = None,
         resize: int | Literal["default"] | None = "default",
         interpolation: str | None = None,
@@ -229,6 +227,8 @@ class Embedder(nn.Module):
             l2_before_head: L2 before the last layer, for a whitening layer (ResNet-101).
             batch_norm: ``"frozen"`` (the paper), ``"statistics"`` (only the statistics are frozen, as in the released
                 code), ``"trained"``.
+            stages: from how many of the last stages before the last layer, at most 3, mean and standard deviation (of a
+                transformer's blocks class token and mean) are features too.
             size: side of the crop, or for whole images the maximum of the longer side; position embeddings are resampled
                 to it.
             resize: the shorter side before the crop, by default in the row's proportion (256 : 224); None keeps images
@@ -281,6 +281,7 @@ class Embedder(nn.Module):
             if l2_before_head is None
             else l2_before_head,
             batch_norm=batch_norm,
+            stages=stages,
             p=p,
             learn_p=learn_p,
             preprocessing=preprocessing,
@@ -299,8 +300,37 @@ class Embedder(nn.Module):
         """The device of its parameters."""
         return next(self.parameters()).device
 
+    def _set_head(self) -> None:
+        """The head, for the pooled features of as many stages as the configuration says."""
+        config = self.config
+        base = backbones.feature_size(self.backbone, config.pooling)
+        self._stage_features: tuple[nn.Module, ...] = ()  # no submodules: they share the backbone's parameters
+        groups: list[int] = []
+        if config.stages:
+            outputs = StageOutputs(self.backbone, config.preprocessing.size, backbones.feature_kind(self.backbone))
+            self._stage_features = outputs, StagePooling(self._pooling_module())
+            groups = [base, *reversed(outputs.sizes)]
+        self.pooled_dim = sum(groups) or base
+        groups = groups[: config.stages + 1]
+        self.feature_dim = sum(groups) or base
+        self.head = Head(
+            self.feature_dim, config.dim, layer_norm=config.layer_norm, l2=config.l2_before_head, groups=groups
+        )
+        self.dim = self.feature_dim if config.dim is None else config.dim
+
+    def set_stages(self, stages: int) -> None:
+        """Use the features of another number of stages (see ``create``), with a new last layer."""
+        device = self.device
+        self.config = replace(self.config, stages=stages)
+        self._set_head()
+        self.head.to(device)
+
     def pooled(self, images: Tensor) -> Tensor:
         """B×3×H×W → pooled features B×C, before the head."""
+        if self._stage_features:
+            outputs, pooling = self._stage_features
+            joined: Tensor = pooling(outputs(self.normalize(images)))
+            return joined
         features: Tensor = self.backbone.forward_features(self.normalize(images))  # type: ignore[operator]
         if self.pooling is None:
             native: Tensor = self.backbone.forward_head(features, pre_logits=True)  # type: ignore[operator]
@@ -342,14 +372,20 @@ class Embedder(nn.Module):
 
     def stages(self) -> list[Stage]:
         """Its named parts in order; their composition is ``forward``. Parameters are shared, not copied."""
-        pooling = NativePool(self.backbone) if self.pooling is None else self.pooling
+        if self._stage_features:
+            features, pooling = [("features", self._stage_features[0])], self._stage_features[1]
+        else:
+            features, pooling = backbone_stages(self.backbone), self._pooling_module()
         return [
             ("input", self.normalize),
-            *backbone_stages(self.backbone),
+            *features,
             ("pooling", pooling),
             ("head", self.head),
             ("unit", UnitLength()),
         ]
+
+    def _pooling_module(self) -> nn.Module:
+        return NativePool(self.backbone) if self.pooling is None else self.pooling
 
     def split(self, upto: str = "backbone") -> tuple[nn.Module, nn.Module]:
         """Two modules with ``rest(frozen(x)) == forward(x)``, cut after stage ``upto``; parameters are shared.

@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -139,6 +143,71 @@ def _maps(features: Tensor, name: str) -> Tensor:
     return features
 
 
+STAGES = 3
+"""The last stages, or blocks of a transformer, whose outputs may become features beside those of the last layer."""
+
+
+class StageOutputs(nn.Module):
+    """Pixels to the backbone's features and the outputs of its last ``STAGES`` stages, in one forward pass.
+
+    The last output of a convnet is left out if it is the features themselves.
+
+    Raises:
+        ConfigError: the backbone does not give the outputs of its stages.
+    """
+
+    def __init__(self, backbone: nn.Module, size: int, kind: str) -> None:
+        super().__init__()
+        if not hasattr(backbone, "forward_intermediates"):
+            raise ConfigError(
+                "model.stages needs the outputs of a backbone's stages (timm's forward_intermediates), which this one "
+                "does not give: set model.stages=0."
+            )
+        self.backbone = backbone
+        arguments = inspect.signature(backbone.forward_intermediates).parameters  # type: ignore[arg-type]
+        self.options: dict[str, Any] = {
+            name: True for name in ("return_prefix_tokens", "extra_blocks") if name in arguments
+        }
+        was_training = backbone.training
+        backbone.eval()
+        with torch.no_grad():
+            pixels = torch.zeros(1, 3, size, size, device=next(backbone.parameters()).device)
+            features, outputs = self(pixels)
+        backbone.train(was_training)
+        last = len(outputs) - (kind != "tokens" and outputs[-1].shape[1] == backbone.num_features)
+        self.options["indices"] = list(range(max(last - STAGES, 0), last))
+        self.sizes = [stage_vector(output).shape[1] for output in outputs[max(last - STAGES, 0) : last]]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Any]]:
+        """B×3×H×W → the features, and an output per stage: maps B×C×H×W, or maps and prefix tokens."""
+        features, outputs = self.backbone.forward_intermediates(x, **self.options)  # type: ignore[operator]
+        return features, outputs
+
+
+def stage_vector(output: Any) -> Tensor:
+    """The output of a stage as B×2C: mean and standard deviation over positions, or class token and mean of the patches."""
+    maps, tokens = output if isinstance(output, tuple | list) else (output, None)
+    maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
+    mean = maps.mean(dim=(-2, -1))
+    if tokens is not None:
+        return torch.cat([tokens[:, 0].to(mean.dtype), mean], dim=1)
+    variance = (maps - mean[..., None, None]).square().mean(dim=(-2, -1))
+    return torch.cat([mean, (variance + 1e-12).sqrt()], dim=1)  # the root has no gradient at 0
+
+
+class StagePooling(nn.Module):
+    """The pooled features, then the vectors of the stages from the last to the first, side by side."""
+
+    def __init__(self, pooling: nn.Module) -> None:
+        super().__init__()
+        self.pooling = pooling
+
+    def forward(self, outputs: tuple[Tensor, list[Any]]) -> Tensor:
+        """The result of ``StageOutputs`` → B×C."""
+        features, stages = outputs
+        return torch.cat([self.pooling(features), *map(stage_vector, reversed(stages))], dim=1)
+
+
 def unit(x: Tensor) -> Tensor:
     """Rows of length 1, computed in float32 or better; a row of zeros stays zero."""
     return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
@@ -155,13 +224,22 @@ class Head(nn.Module):
     """LayerNorm, L2 or neither, then Linear to ``dim``; with ``dim=None`` the features themselves.
 
     Args:
-        features: dimension of the pooled features.
+        features: dimension of the pooled features; if they have several groups, of the groups that are used.
         dim: dimension of the embedding; None for no head (the recipes of *init* rows).
         layer_norm: LayerNorm before the Linear (ResNet-50 in the paper).
         l2: L2 before the Linear (ResNet-101 with a whitening layer).
+        groups: dimensions of the groups of features that are used, each normalized by itself; further columns are not used.
     """
 
-    def __init__(self, features: int, dim: int | None, *, layer_norm: bool = False, l2: bool = False) -> None:
+    def __init__(
+        self,
+        features: int,
+        dim: int | None,
+        *,
+        layer_norm: bool = False,
+        l2: bool = False,
+        groups: Sequence[int] = (),
+    ) -> None:
         super().__init__()
         if dim is not None and dim < 1:
             raise ConfigError(f"dim must be at least 1, not {dim}; use dim=None for no head.")
@@ -174,9 +252,13 @@ class Head(nn.Module):
         self.norm = nn.LayerNorm(features) if layer_norm else None
         self.l2 = l2
         self.linear = nn.Linear(features, dim) if dim is not None else None
+        self.features, self.groups = features, list(groups)
 
     def inputs(self, pooled: Tensor) -> Tensor:
         """The inputs of the Linear layer; whitening is learned from these."""
+        pooled = pooled[..., : self.features]
+        if self.groups:
+            pooled = torch.cat([unit(group) for group in pooled.split(self.groups, dim=-1)], dim=-1)
         if self.norm is not None:
             normed: Tensor = self.norm(pooled)
             return normed

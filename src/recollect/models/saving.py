@@ -58,12 +58,14 @@ class EmbedderConfig:
     """Options of your own backbone."""
     added_head: bool = False
     """The last layer was added to a trained network, as a whitening of its descriptors."""
+    stages: int = 0
+    """How many of the last stages have features beside those of the last layer."""
 
 
 def config_as_dict(config: EmbedderConfig) -> dict[str, Any]:
     """Plain values of a configuration."""
     # What few models have is left out of the others, which earlier versions and existing indexes then know as before.
-    rare = {"code": None if config.code is None else asdict(config.code), "added_head": config.added_head}
+    rare = {"code": None if config.code is None else asdict(config.code), "added_head": config.added_head, "stages": config.stages}
     values = {item.name: getattr(config, item.name) for item in fields(config) if item.name not in rare}
     return (
         values
