@@ -99,6 +99,8 @@ def resolve_auto(
         choose("model", "shrinkage", SHRINKAGE, few)
     elif config.model.shrinkage == "auto":
         config = _with(config, "model", "shrinkage", SHRINKAGE if config.model.whitening == "all" else 0.0)
+    if config.model.stages == "auto":  # perhaps more, chosen from features (training/head.py)
+        config = _with(config, "model", "stages", 0)
     if config.data.augmentation == "auto":
         choose("data", "augmentation", *_augmentation(config, frozen))
     if config.batch.size == "auto":

@@ -374,6 +374,11 @@ def _check_combinations(config: Config) -> None:
             f"data.augmentation {config.data.augmentation!r} cannot be used with model.freeze={model.freeze}, because "
             "features are computed once: set data.augmentation=none, or model.freeze=none."
         )
+    if model.stages not in (0, "auto") and model.freeze not in ("none", "auto", "pooling"):
+        raise ConfigError(
+            f"model.stages {model.stages} needs the features of several stages, of which model.freeze={model.freeze} would "
+            "store one: set model.freeze=pooling or none."
+        )
     if config.data.augmentation == "whole" and isinstance(model.resize, int):
         raise ConfigError(
             f"data.augmentation whole trains on whole images, but model.resize {model.resize} crops squares at test "

@@ -355,7 +355,7 @@ def load_initial_model(config: Config) -> LoadedModel:
     model, words = config.model, f"{config.model.init}, random weights"
     if is_pretrained(model):
         words = f"{model.init} without training, without the new last layer"
-        model = replace(model, dim=None, pooling=None, layer_norm=None, l2_before_head=None)
+        model = replace(model, dim=None, pooling=None, layer_norm=None, l2_before_head=None, stages=0)
     embedder = make_embedder(model, config.run.seed).eval()
     return LoadedModel(embedder, "init", words, {"model": model.init, "weights": model.weights}, recipe=config)
 
@@ -374,6 +374,7 @@ def make_embedder(model: ModelConfig, seed: int, module: nn.Module | None = None
         layer_norm=model.layer_norm,
         l2_before_head=model.l2_before_head,
         batch_norm=model.batch_norm,
+        stages=0 if model.stages == "auto" else model.stages,
         size=model.image_size,
         resize=model.resize,
         interpolation=model.interpolation,

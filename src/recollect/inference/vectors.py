@@ -9,6 +9,7 @@ layer. Pixels come from the pipeline with the test transform: no augmentation.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,8 @@ from recollect.data import ImageSet, Pipeline, summary, test_transform
 from recollect.data.transforms import Transform
 from recollect.inference.store import PART, Keys, Places, Rows, VectorStore, allocated, content_keys
 from recollect.models import Embedder
-from recollect.models.backbones import NativePool, refusing_narrow
+from recollect.models.backbones import NativePool, feature_size, refusing_narrow
+from recollect.models.pooling import STAGES
 from recollect.models.weights import weights_digest
 from recollect.step.large_batch import take_rows
 
@@ -98,6 +100,8 @@ def embed_set(
             "head": [embedder.config.pooling, embedder.config.layer_norm, embedder.config.l2_before_head],
             "scales": list(scales),
         }
+        if embedder.config.stages:
+            provenance["stages"] = embedder.config.stages
         if embedder.head.linear is None or embedder.config.added_head:
             provenance["mean"] = "descriptors"
         at_once = max(1, int(min(batch_size, embedder.images_at_once) / max(1.0, *(s * s for s in scales))))
@@ -168,14 +172,18 @@ def part_rows(
     at_once = batch_size if fits else min(batch_size, embedder.images_at_once)
     pixels = _Pixels(embedder, images, keys, transform, at_once, workers, on_bad_image)
     provenance, network = _provenance(embedder, transform, upto), _fitted(embedder, embedder.split(upto)[0])
-    earlier = native = None
+    earlier, others = None, list[tuple[VectorStore, slice]]()  # rows that the same pass gives besides
     if frozen not in (None, "none", "auto", upto) and not whole:
         backbone = provenance["weights"] if frozen == "backbone" else None
         earlier = VectorStore(_provenance(embedder, transform, frozen, backbone))
     if keep and upto == "pooling" and frozen in ("backbone", "pooling") and embedder.pooling is not None:
         both = _BothPoolings(embedder)
-        network, digest = _fitted(embedder, both), weights_digest(both.native)
-        native = VectorStore({**provenance, "pooling": "native", "pooling_weights": digest})
+        network, plain = _fitted(embedder, both), _without_stages(embedder, transform)
+        digest = {"pooling": "native", "pooling_weights": weights_digest(both.native)}
+        others.append((VectorStore(plain | digest), slice(embedder.pooled_dim, None)))
+    if keep and upto == "pooling" and embedder.config.stages:
+        base = feature_size(embedder.backbone, embedder.config.pooling)
+        others.append((VectorStore(_without_stages(embedder, transform)), slice(base)))
 
     def compute(places: Places) -> Rows:
         stored = np.zeros(len(places), bool) if earlier is None else earlier.contains(pixels.keys[places])
@@ -190,9 +198,10 @@ def part_rows(
             parts += [rows.cpu().numpy() for rows, _ in run_network(rest, batches, embedder.device)]
         if not stored.all():
             rows = pixels.rows(network, missing := places[~stored])
-            if native is not None and (read := np.isfinite(rows[:, 0])).any():
-                native.write(pixels.keys[missing[read]], rows[read, embedder.feature_dim :])
-            parts.append(rows if native is None else rows[:, : embedder.feature_dim])
+            read = np.isfinite(rows[:, 0]) if others else np.zeros(0, bool)
+            for store, columns in others if read.any() else []:
+                store.write(pixels.keys[missing[read]], rows[read, columns])
+            parts.append(rows[:, : embedder.pooled_dim] if others else rows)
         order = np.concatenate([np.flatnonzero(stored), np.flatnonzero(~stored)])
         return np.concatenate(parts)[np.argsort(order)]
 
@@ -254,6 +263,13 @@ def _fitted(embedder: Embedder, network: nn.Module) -> nn.Module:
     return network
 
 
+def _without_stages(embedder: Embedder, transform: Transform) -> dict[str, Any]:
+    """The provenance of the pooled features of the last layer alone."""
+    plain = copy.copy(embedder)
+    plain.config, plain._stage_features = replace(embedder.config, stages=0), ()
+    return _provenance(plain, transform, "pooling")
+
+
 class _BothPoolings(nn.Module):
     """Pixels to pooled features by the embedder's pooling, then by the backbone's own, side by side."""
 
@@ -264,7 +280,7 @@ class _BothPoolings(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         maps = self.backbone(pixels)
-        return torch.cat([self.pooling(maps), self.native(maps)], dim=1)
+        return torch.cat([self.pooling(maps), self.native(maps[0] if isinstance(maps, tuple) else maps)], dim=1)
 
 
 class _Scales(nn.Module):
@@ -285,7 +301,7 @@ def _provenance(
 
     ``weights`` is their digest, if it is known.
     """
-    provenance = {
+    provenance: dict[str, Any] = {
         "architecture": embedder.config.architecture,
         "preprocessing": embedder.preprocessing.as_dict(),
         "transform": transform.key,
@@ -299,6 +315,8 @@ def _provenance(
         pooling = NativePool(embedder.backbone) if embedder.pooling is None else embedder.pooling
         provenance["pooling"] = "native" if embedder.pooling is None else embedder.config.pooling
         provenance["pooling_weights"] = weights_digest(pooling)
+        if embedder.config.stages:
+            provenance["stages"] = STAGES
     return provenance
 
 

@@ -8,6 +8,7 @@ cirtorch, what a network was trained to return is averaged; a whitening that was
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -324,6 +325,14 @@ class Embedder(nn.Module):
         self.config = replace(self.config, stages=stages)
         self._set_head()
         self.head.to(device)
+
+    def with_own_head(self, stages: int | None = None) -> Embedder:
+        """A copy with a head of its own, which shares the rest; ``stages``: a new one for that many."""
+        copied = copy.copy(self)
+        copied._modules = {**self._modules, "head": copy.deepcopy(self.head)}
+        if stages is not None:
+            copied.set_stages(stages)
+        return copied
 
     def pooled(self, images: Tensor) -> Tensor:
         """B×3×H×W → pooled features B×C, before the head."""

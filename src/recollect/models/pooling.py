@@ -172,7 +172,7 @@ class StageOutputs(nn.Module):
         backbone.eval()
         with torch.no_grad():
             pixels = torch.zeros(1, 3, size, size, device=next(backbone.parameters()).device)
-            features, outputs = self(pixels)
+            _, outputs = self(pixels)
         backbone.train(was_training)
         last = len(outputs) - (kind != "tokens" and outputs[-1].shape[1] == backbone.num_features)
         self.options["indices"] = list(range(max(last - STAGES, 0), last))

@@ -65,7 +65,11 @@ class EmbedderConfig:
 def config_as_dict(config: EmbedderConfig) -> dict[str, Any]:
     """Plain values of a configuration."""
     # What few models have is left out of the others, which earlier versions and existing indexes then know as before.
-    rare = {"code": None if config.code is None else asdict(config.code), "added_head": config.added_head, "stages": config.stages}
+    rare = {
+        "code": None if config.code is None else asdict(config.code),
+        "added_head": config.added_head,
+        "stages": config.stages,
+    }
     values = {item.name: getattr(config, item.name) for item in fields(config) if item.name not in rare}
     return (
         values

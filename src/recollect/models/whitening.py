@@ -130,6 +130,10 @@ class ClassStatistics:
         whitened = torch.linalg.solve_triangular(factor, half.T, upper=False)
         return _by_variance(self.mean, factor, (whitened + whitened.T) / 2)
 
+    def leading(self, dim: int) -> ClassStatistics:
+        """The statistics of the first ``dim`` values of the descriptors."""
+        return ClassStatistics(self.mean[:dim], self.within[:dim, :dim], self.total[:dim, :dim], self.spare)
+
 
 def class_statistics(descriptors: Tensor, labels: Tensor) -> ClassStatistics:
     """Means and covariances of labelled descriptors, N×D.

@@ -161,7 +161,7 @@ def fingerprint(embedder: Embedder) -> str:
     config, pixels = embedder.config, embedder.preprocessing
     facts = [
         weights_digest(embedder),
-        [config.architecture, config.pooling, config.l2_before_head],
+        [config.architecture, config.pooling, config.l2_before_head, *([config.stages] if config.stages else [])],
         [pixels.size, pixels.resize, pixels.interpolation, pixels.mean, pixels.std, pixels.max_side],
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -36,6 +36,7 @@ from recollect.inference.training_record import read_trained_on, refuse_foreign_
 from recollect.losses.matryoshka import Matryoshka, prefix_lengths
 from recollect.losses.registry import create, describe, try_copy, try_loss
 from recollect.models import Embedder
+from recollect.models.pooling import STAGES
 from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
 from recollect.step import distributed
@@ -115,7 +116,7 @@ class PassedObjects:
 def _settings_of(embedder: Embedder, model: ModelConfig) -> ModelConfig:
     """The settings that describe a passed embedder."""
     config = embedder.config
-    taken = ("dim", "pooling", "p", "learn_p", "layer_norm", "l2_before_head", "batch_norm")
+    taken = ("dim", "pooling", "p", "learn_p", "layer_norm", "l2_before_head", "batch_norm", "stages")
     settings: dict[str, Any] = {name: getattr(config, name) for name in taken}
     name = plugins.describe(embedder, "backbone", _word(config.init)).reference
     size, resize = config.preprocessing.size, config.preprocessing.resize
@@ -379,12 +380,19 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
     with listed_once():
         sets = load_sets(config, passed)
     length = config.run.epochs if config.run.steps is None else None
-    settings = {"model.shrinkage": config.model.shrinkage, "optimizer.lr": config.optimizer.lr, "run.epochs": length}
+    settings = {
+        "model.stages": config.model.stages,
+        "model.shrinkage": config.model.shrinkage,
+        "optimizer.lr": config.optimizer.lr,
+        "run.epochs": length,
+    }
     undecided = frozenset(key for key, value in settings.items() if value == "auto")
     pretrained = is_pretrained(config.model) if passed.model is None else passed.pretrained
     config, auto_settings = resolve_auto(config, sets.train, device, pretrained)
     if undecided and too_few(config, sets.train):
         undecided = frozenset()
+    if config.model.whitening != "all" or config.model.freeze not in ("none", "pooling"):
+        undecided -= {"model.stages"}
     if config.run.deterministic:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
@@ -392,11 +400,10 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
         raise ConfigError("run.precision fp16 is for GPUs, but this runs on the CPU: use bf16 or fp32.")
     dtype, model = _PRECISIONS[config.run.precision], passed.model
     embedder = model if isinstance(model, Embedder) else make_embedder(config.model, config.run.seed, model)
-    frozen: nn.Module | None = None
-    network: nn.Module = embedder.to(device)
-    if (upto := config.model.freeze) != "none":
-        embedder.freeze(upto)
-        frozen, network = embedder.split(upto)
+    embedder = embedder.to(device)
+    if "model.stages" in undecided and hasattr(embedder.backbone, "forward_intermediates"):
+        embedder.set_stages(STAGES)  # features of all that may be chosen, in one pass
+    frozen, network = divided(embedder, config.model.freeze)
     check_trainable_in_chunks(network)
     network.train()
     example, share = largest_input(config, embedder, sets.train, frozen)
@@ -424,6 +431,14 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
         chunk=min(chunk, mine),
         threads=threads,
     )
+
+
+def divided(embedder: Embedder, upto: str) -> tuple[nn.Module | None, nn.Module]:
+    """The frozen part, if any, and what is trained."""
+    if upto == "none":
+        return None, embedder
+    embedder.freeze(upto)
+    return embedder.split(upto)
 
 
 def open_source(setup: Setup) -> BatchSource:

@@ -12,8 +12,7 @@ used. ``train_head`` takes the trainer's steps (``optimizer.take_step``), withou
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -38,7 +37,7 @@ from recollect.models.pooling import unit
 from recollect.models.whitening import ClassStatistics, Whitening, class_statistics
 from recollect.step.distributed import Processes
 from recollect.training.batches import BatchSource, FeatureBatches, make_sampler, number_of_steps
-from recollect.training.build import Setup, Training, make_loss, seeded
+from recollect.training.build import Setup, Training, divided, make_loss, seeded
 from recollect.training.optimizer import Position, make_optimizer, take_step
 from recollect.training.run import Trained
 
@@ -143,6 +142,10 @@ def choose_start(setup: Setup, source: BatchSource) -> Setup:
         config = replace(config, **{part: replace(getattr(config, part), **{name: choice.value}, **more)})
         if choice.name == "model.dim":
             setup.embedder.resize_head(choice.value)
+        elif choice.name == "model.stages" and choice.value != setup.embedder.config.stages:
+            setup.embedder.set_stages(choice.value)
+            frozen, network = divided(setup.embedder, config.model.freeze)
+            setup = replace(setup, frozen=frozen, network=network)
     new = {choice.name for choice in choices}
     earlier = [choice for choice in setup.auto_settings if choice.name not in new]
     return replace(setup, config=config, auto_settings=[*earlier, *choices], undecided=frozenset())
@@ -167,7 +170,8 @@ def _best_settings(setup: Setup, source: BatchSource) -> list[AutoSetting]:
     """The choice for each automatic setting."""
     config, embedder, images = setup.config, setup.embedder, setup.sets.train
     whitened = config.model.whitening == "all"
-    choosing = setup.undecided & ({"model.shrinkage", "optimizer.lr"} if _head_only(setup) else {"model.shrinkage"})
+    closed_form = {"model.shrinkage", "model.stages"}
+    choosing = setup.undecided & (closed_form | {"optimizer.lr"} if _head_only(setup) else closed_form)
     if not choosing:
         return []
     names = set(class_disjoint_split(images, "random", config.run.seed)[0].names)
@@ -185,38 +189,45 @@ def _best_settings(setup: Setup, source: BatchSource) -> list[AutoSetting]:
         return _for_few(setup, choosing, few)
     by = f"on {validation.classes:,} held-out training classes ({len(validation.labels):,} queries)"
     choices: list[AutoSetting] = []
-    start = embedder
-    features = _measured(embedder.head.inputs(validation.pooled), validation.labels)
+    stages = "model.stages" in choosing
+    start = embedder.with_own_head(0) if stages else embedder
+    feature_dim = start.feature_dim
+    features = _measured(start.head.inputs(validation.pooled), validation.labels)
     if whitened:
-        with torch.no_grad():
-            statistics = class_statistics(embedder.head.inputs(fit.pooled), torch.from_numpy(fit.labels))
+        counts = range(embedder.config.stages + 1) if stages else [embedder.config.stages]
+        forms = closed_forms(embedder, fit, counts)
+        results = _tried(
+            forms, SHRINKAGES if "model.shrinkage" in choosing else [float(config.model.shrinkage)], validation
+        )
+        count, value = max(results, key=lambda pair: results[pair].merit)
+        if stages:
+            ranked = sorted(results, key=lambda pair: results[pair].merit)
+            best = {pair[0]: str(results[pair]) for pair in ranked}  # the last of each number
+            listing = "; ".join(f"{each}: {best[each]}" for each in counts)
+            choices.append(AutoSetting("model.stages", count, f"the best {by}: {listing}"))
         if "model.shrinkage" in choosing:
-            tried = {
-                value: measured_head(started_embedder(embedder, statistics, value), validation) for value in SHRINKAGES
-            }
-            best = max(tried, key=lambda value: tried[value].merit)
-            results = f"{tried[best]}; {features} of the features as they are"
-            choices.append(AutoSetting("model.shrinkage", best, f"the best of {_list(SHRINKAGES)} {by}: {results}"))
-        start = started_embedder(embedder, statistics, float(choices[0].value if choices else config.model.shrinkage))
+            reason = f"the best {by}: {results[count, value]}; {features} of the features as they are"
+            choices.append(AutoSetting("model.shrinkage", value, reason))
+        start = forms[count].start(value)
     untrained = measured_head(start, validation)
     reached = [untrained]
     if steps := trial_steps(setup):
         small = _smaller_batches(config, fit.labels)
-        trials = {}
+        rates = {}
         with ProgressLine("choosing the learning rate", len(RATES) * steps, "steps") as line:
             for rate in RATES:
-                trial = copy.deepcopy(start)
+                trial = start.with_own_head()
                 train_head(trial, fit, small, rate, steps, line.advance)
-                trials[rate] = measured_head(trial, validation)
-        rate = max(trials, key=lambda value: trials[value].merit)
-        reached.append(trials[rate])
-        results = f"{trials[rate]}; {untrained} before the first step"
-        choices.append(AutoSetting("optimizer.lr", rate, f"the best of {_list(RATES)} {by}: {results}"))
-        if whitened and "run.epochs" in setup.undecided and untrained.merit >= trials[rate].merit:
+                rates[rate] = measured_head(trial, validation)
+        rate = max(rates, key=lambda value: rates[value].merit)
+        reached.append(rates[rate])
+        reason = f"the best of {_list(RATES)} {by}: {rates[rate]}; {untrained} before the first step"
+        choices.append(AutoSetting("optimizer.lr", rate, reason))
+        if whitened and "run.epochs" in setup.undecided and untrained.merit >= rates[rate].merit:
             reason = f"no number of steps improves on the whitening {by}; set --steps to train anyway"
             choices.append(AutoSetting("run.steps", 0, reason))
     # The features as they are may be the result if nothing but "auto" asks for another length or for steps.
-    length_is_open = config.model.dim in ("default", embedder.feature_dim) and not config.loss.dims
+    length_is_open = config.model.dim in ("default", feature_dim) and not config.loss.dims
     steps_are_open = {"run.epochs", "optimizer.lr"} <= setup.undecided or config.run.steps == 0
     if (
         "model.shrinkage" in choosing
@@ -226,7 +237,12 @@ def _best_settings(setup: Setup, source: BatchSource) -> list[AutoSetting]:
         reason = f"the features as they are do better than any last layer {by}: {features}"
         return [
             AutoSetting("model.whitening", "identity", reason),
-            AutoSetting("model.dim", embedder.feature_dim, "the features keep their length"),
+            *(
+                [AutoSetting("model.stages", 0, "nothing weighs the features of stages")]
+                if "model.stages" in choosing
+                else []
+            ),
+            AutoSetting("model.dim", feature_dim, "the features keep their length"),
             AutoSetting("run.steps", 0, "nothing is trained; set --steps to train anyway"),
         ]
     return choices
@@ -235,7 +251,7 @@ def _best_settings(setup: Setup, source: BatchSource) -> list[AutoSetting]:
 def _for_few(setup: Setup, choosing: frozenset[str], few: str) -> list[AutoSetting]:
     """The choices of ``resolve_auto`` for few images, where the readable ones turn out to be few."""
     config = setup.config
-    choices: list[AutoSetting] = []
+    choices: list[AutoSetting] = [AutoSetting("model.stages", 0, few)] if "model.stages" in choosing else []
     if config.model.whitening != "all":
         return choices
     if "model.shrinkage" in choosing:
@@ -245,11 +261,58 @@ def _for_few(setup: Setup, choosing: frozenset[str], few: str) -> list[AutoSetti
     return choices
 
 
-def started_embedder(embedder: Embedder, statistics: ClassStatistics, shrinkage: float) -> Embedder:
-    """A copy of ``embedder`` with the closed-form last layer."""
-    started = copy.deepcopy(embedder)
-    started.set_whitening(statistics.whitening(shrinkage).as_layer())
-    return started
+@dataclass(frozen=True)
+class ClosedForm:
+    """The whitening of features of a number of stages, for any shrinkage."""
+
+    embedder: Embedder
+    statistics: ClassStatistics
+
+    def start(self, shrinkage: float) -> Embedder:
+        """The embedder with this last layer."""
+        self.embedder.set_whitening(self.statistics.whitening(shrinkage).as_layer())
+        return self.embedder
+
+
+def closed_forms(embedder: Embedder, fit: HeadData, counts: Sequence[int]) -> dict[int, ClosedForm]:
+    """The closed form with each number of stages, largest first, in copies that share the backbone of ``embedder``."""
+    forms: dict[int, ClosedForm] = {}
+    for count in sorted(counts, reverse=True):
+        start = embedder.with_own_head(count)
+        if count and forms:  # these groups come first in those of more stages
+            statistics = forms[count + 1].statistics.leading(start.feature_dim)
+        else:
+            with torch.no_grad():
+                statistics = class_statistics(start.head.inputs(fit.pooled), torch.from_numpy(fit.labels))
+        forms[count] = ClosedForm(start, statistics)
+    return forms
+
+
+def _tried(
+    forms: Mapping[int, ClosedForm], values: Sequence[float], validation: HeadData
+) -> dict[tuple[int, float], HeadResult]:
+    """Results on validation classes, by number of stages and shrinkage.
+
+    Several numbers are tried with every other shrinkage, then the best with the neighbours of its shrinkage: each takes an
+    eigenvalue decomposition.
+    """
+    results: dict[tuple[int, float], HeadResult] = {}
+    first = values if len(forms) == 1 else values[1::2]
+    with ProgressLine("choosing the closed form", len(forms) * len(first), "trials") as line:
+
+        def measure(count: int, value: float) -> None:
+            if (count, value) not in results:
+                results[count, value] = measured_head(forms[count].start(value), validation)
+                line.advance()
+
+        for count in forms:
+            for value in first:
+                measure(count, value)
+        count, value = max(results, key=lambda pair: results[pair].merit)
+        place = values.index(value)
+        for value in values[max(place - 1, 0) : place + 2]:
+            measure(count, value)
+    return results
 
 
 def measured_head(embedder: Embedder, data: HeadData) -> HeadResult:
