@@ -104,5 +104,5 @@ def test_one_pass_stores_the_features_of_the_last_layer_too(tmp_path: Path, monk
 
 
 def test_a_network_without_outputs_of_stages_is_refused() -> None:
-    with pytest.raises(ConfigError, match="set model.stages=0"):
+    with pytest.raises(ConfigError, match=r"set model\.stages=0"):
         Embedder.create("tiny", stages=1)

@@ -65,6 +65,12 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.fixture(autouse=True)
+def _one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The closed form of few features is quick."""
+    monkeypatch.setattr("recollect.training.build.STAGES", 1)
+
+
 def own_photos(root: Path, **settings: Any) -> Config:
     """What ``recollect train --data`` does, with a pre-trained network at a small size."""
     small = {"data.root": str(root), "model.image_size": 32, "model.dim": 16, "run.device": "cpu", "data.workers": 0}
@@ -153,6 +159,7 @@ def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, monkeypat
     assert trial_steps(tuned) == 0
     assert tuned.config.model.shrinkage in SHRINKAGES
     assert tuned.config.optimizer.lr in RATES
+    assert tuned.embedder.config.stages == tuned.config.model.stages
     optimizer = build(tuned, source).trained.optimizer
     assert optimizer.param_groups[0]["base_lr"] == pytest.approx(tuned.config.optimizer.lr)
     reasons = {setting.name: setting.reason for setting in tuned.auto_settings}
@@ -164,9 +171,35 @@ def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, monkeypat
         whole_setup = choose_start(setup, source)
     assert whole_setup.config.model.shrinkage == tuned.config.model.shrinkage
     assert whole_setup.config.optimizer == setup.config.optimizer
-    settings = {"model.shrinkage": 0.4, "optimizer.lr": 2e-4, "run.epochs": 3}
+    settings = {"model.stages": 0, "model.shrinkage": 0.4, "optimizer.lr": 2e-4, "run.epochs": 3}
     setup = prepare(own_photos(root, **settings), CPU, Processes())
     assert choose_start(setup, open_source(setup)) is setup
+
+
+@pytest.mark.parametrize("informative", [0, 1])
+def test_stages_are_used_where_they_tell_classes_apart(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, informative: int
+) -> None:
+    """Only the features up to this stage say anything about the class; a saved run uses as many."""
+    monkeypatch.setattr(head, "SHRINKAGES", (0.1, 0.5))
+    config = own_photos(root, **{"run.steps": 0, "run.epochs": None})
+    setup = prepare(config, CPU, Processes())
+    source, labels = open_source(setup), setup.sets.train.labels
+    assert isinstance(source, FeatureBatches)
+    random, rows = np.random.default_rng(0), np.asarray(source.rows)
+    ends = np.cumsum([1280, 640, 384, 224])
+    first = ends[informative - 1] if informative else 0
+    rows = random.normal(0, 1, rows.shape).astype(np.float32)
+    centres = random.normal(0, 1, (labels.max() + 1, ends[informative] - first)).astype(np.float32)
+    rows[:, first : ends[informative]] += centres[labels]
+    source.rows = rows
+    tuned = choose_start(setup, source)
+    assert tuned.config.model.stages == informative
+    assert tuned.embedder.feature_dim == ends[informative]
+    outcome = train(
+        own_photos(root, **{"model.stages": informative, "run.steps": 0, "run.epochs": None}), tmp_path / "run"
+    )
+    assert Embedder.load(RunFolder(outcome.folder).model).config.stages == informative
 
 
 def _choice_on(config: Config, draw: Callable[[int, int], np.ndarray]) -> Setup:

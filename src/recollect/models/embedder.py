@@ -325,6 +325,7 @@ class Embedder(nn.Module):
         self.config = replace(self.config, stages=stages)
         self._set_head()
         self.head.to(device)
+        self.train(self.training)  # BatchNorm as before
 
     def with_own_head(self, stages: int | None = None) -> Embedder:
         """A copy with a head of its own, which shares the rest; ``stages``: a new one for that many."""
