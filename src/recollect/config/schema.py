@@ -164,8 +164,8 @@ class ModelConfig:
     pooling: str | None = None
     """How feature maps are pooled to one vector; see docs/models.md."""
     stages: int | Auto = setting(0, 0, 3, panel=MODEL)
-    """Use mean and standard deviation of this many of the last stages as features too, at most 3; of a transformer's
-    blocks class token and mean. ``"auto"``: chosen on validation classes if only the last layer is trained."""
+    """Use features of this many earlier stages besides those of the last layer, at most 3. Mean and standard deviation over
+    positions; for the blocks of a transformer class token and mean. ``"auto"``: chosen on validation classes."""
     p: float = setting(3.0, 0, 1000, above=True)
     """Exponent of GeM pooling."""
     learn_p: bool = True
