@@ -256,7 +256,8 @@ class Head(nn.Module):
 
     def inputs(self, pooled: Tensor) -> Tensor:
         """The inputs of the Linear layer; whitening is learned from these."""
-        pooled = pooled[..., : self.features]
+        if pooled.shape[-1] > self.features:
+            pooled = pooled[..., : self.features]
         if self.groups:
             pooled = torch.cat([unit(group) for group in pooled.split(self.groups, dim=-1)], dim=-1)
         if self.norm is not None:
