@@ -1,6 +1,6 @@
 """What the start of a last layer is worth: features alone, a random layer trained, the closed form, and both.
 
-    python -m benchmarks.last_layer FOLDER [--size 224] [--resize 224] [--seeds 3] [--steps 200] [--simix] [--classes N]
+    python -m benchmarks.last_layer FOLDER [--size 224] [--resize 224] [--seeds 3] [--steps 200] [--simix] [--classes N] [--stages N]
 
 FOLDER holds train/ and test/ with class folders. Features of EfficientNet-Lite0 are computed once and kept; shrinkage and
 learning rate are chosen on half of the training classes, as ``recollect train --data`` does, then the layer is trained on all
@@ -32,8 +32,7 @@ def one_seed(config: Config, images: ImageSet, data: HeadData, steps: int) -> di
     """A network for every start, trained on all classes with what half of them chose."""
     from recollect.data import class_disjoint_split
     from recollect.inference.models import make_embedder
-    from recollect.models.whitening import class_statistics
-    from recollect.training.head import SHRINKAGES, measured_head, started_embedder, train_head
+    from recollect.training.head import SHRINKAGES, closed_forms, measured_head, train_head
 
     fresh = make_embedder(config.model, config.run.seed).eval()
     names = set(class_disjoint_split(images, "random", config.run.seed)[0].names)
@@ -50,9 +49,8 @@ def one_seed(config: Config, images: ImageSet, data: HeadData, steps: int) -> di
         return max(RATES, key=lambda rate: measured_head(trained(start, fit, rate), validation).merit)
 
     def whitened(part: HeadData, shrinkage: float) -> Embedder:
-        with torch.no_grad():
-            inputs = fresh.head.inputs(part.pooled)
-        return started_embedder(fresh, class_statistics(inputs, torch.from_numpy(part.labels)), shrinkage)
+        (form,) = closed_forms(fresh, part, [fresh.config.stages]).values()
+        return form.start(shrinkage)
 
     shrinkage = max(SHRINKAGES, key=lambda value: measured_head(whitened(fit, value), validation).merit)
     random_rate, rate = best_rate(fresh), best_rate(whitened(fit, shrinkage))
@@ -80,10 +78,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--classes", type=int, help="Only so many classes of each part, in the order of the alphabet.")
     parser.add_argument("--simix", action="store_true")
+    parser.add_argument("--stages", type=int, default=0, help="Features of so many earlier stages besides.")
     options = parser.parse_args()
     settings = {
         "data.root": options.folder,
         "model.freeze": "pooling",
+        "model.stages": options.stages,
         "model.image_size": options.size,
         "run.device": "cpu",
     }
