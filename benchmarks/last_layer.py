@@ -1,6 +1,7 @@
 """What the start of a last layer is worth: features alone, a random layer trained, the closed form, and both.
 
-    python -m benchmarks.last_layer FOLDER [--size 224] [--resize 224] [--seeds 3] [--steps 200] [--simix] [--classes N] [--stages N]
+    python -m benchmarks.last_layer FOLDER [--size 224] [--resize 224] [--seeds 3] [--steps 200] [--simix]
+        [--classes N] [--stages N]
 
 FOLDER holds train/ and test/ with class folders. Features of EfficientNet-Lite0 are computed once and kept; shrinkage and
 learning rate are chosen on half of the training classes, as ``recollect train --data`` does, then the layer is trained on all
