@@ -235,13 +235,10 @@ def _best_settings(setup: Setup, source: BatchSource) -> list[AutoSetting]:
         and (whitened and _head_only(setup) and length_is_open and steps_are_open)
     ):
         reason = f"the features as they are do better than any last layer {by}: {features}"
+        without = [AutoSetting("model.stages", 0, "without a last layer they are no better")] if stages else []
         return [
             AutoSetting("model.whitening", "identity", reason),
-            *(
-                [AutoSetting("model.stages", 0, "nothing weighs the features of stages")]
-                if "model.stages" in choosing
-                else []
-            ),
+            *without,
             AutoSetting("model.dim", feature_dim, "the features keep their length"),
             AutoSetting("run.steps", 0, "nothing is trained; set --steps to train anyway"),
         ]
