@@ -1,4 +1,4 @@
-"""Runs the named benchmarks, or all of them, each in a process of its own: ``python -m benchmarks [name …]``."""
+"""Runs the named benchmarks, or all of them, each in a process of its own: ``python -m benchmarks [name …] [--option …]``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ if __name__ == "__main__":
     available = sorted(
         p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_") and p.stem != "timing"
     )
-    names = sys.argv[1:] or available
+    options = [word for word in sys.argv[1:] if word.startswith("--")]
+    names = [word for word in sys.argv[1:] if word not in options] or available
     unknown = [name for name in names if name not in available]
     if unknown:
         sys.exit(f"no benchmark {', '.join(unknown)}: there are {', '.join(available)}")
-    failed = [name for name in names if subprocess.run([sys.executable, "-m", f"benchmarks.{name}"]).returncode]
+    failed = [
+        name for name in names if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options]).returncode
+    ]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)

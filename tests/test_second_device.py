@@ -1,73 +1,39 @@
-"""Losses, the step and evaluation on a device that is not the CPU: the same numbers, gradients included, and few waits."""
+"""Gradients, ranks and trainings on a device that is not the CPU, in a process of their own.
+
+Once a second device is registered with torch, autograd starts a thread for it, and processes forked later by other tests hang.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import normalize
 from torch.utils import backend_registration
 
-from recollect.evaluation import evaluate, ranks
-from recollect.losses import RecallAtK, create
-
-if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
-    pytest.skip("a device of one's own needs a newer torch", allow_module_level=True)
-
-from second_device import DEVICE
-
-SECOND = torch.device("second")
+import recollect
 
 
-def _batch(count: int = 48, per_class: int = 4, dim: int = 8) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return normalize(torch.randn(count, dim, generator=generator), dim=1), torch.arange(count) // per_class
-
-
-def _of_loss(loss: nn.Module, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Value and gradient."""
-    torch.manual_seed(7)
-    embeddings, labels = _batch()
-    embeddings = embeddings.to(device).requires_grad_()
-    value = loss(embeddings, labels.to(device))
-    value.backward()
-    assert value.device.type == embeddings.grad.device.type == device.type
-    return value.detach().cpu(), embeddings.grad.cpu()
-
-
-@pytest.mark.parametrize("simix", [False, True])
-@pytest.mark.parametrize(
-    "name", ["recall_at_k", "smooth_ap", "sup_ap", "roadmap", "binned_ap", "blackbox_ap", "hierarchical_ap"]
+@pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"), reason="needs a newer torch"
 )
-def test_a_loss_has_the_same_value_and_gradient(name: str, simix: bool) -> None:
-    loss = create(name, simix=simix, **({"coarse": [0] * 6 + [1] * 6} if name == "hierarchical_ap" else {}))
-    for ours, expected in zip(_of_loss(loss, SECOND), _of_loss(loss, torch.device("cpu")), strict=True):
-        torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("simix", [False, True])
-def test_a_rank_loss_waits_for_the_device_once_per_call_not_per_tile(simix: bool) -> None:
-    embeddings, labels = _batch()
-    embeddings = embeddings.to(SECOND).requires_grad_()
-    for memory in (2**20, 2**14):
-        loss = RecallAtK(simix=simix, memory=memory)
-        loss(embeddings, labels)  # the first call copies its constants to the device
-        DEVICE.reset()
-        loss(embeddings, labels).backward()
-        assert sum(DEVICE.waits.values()) == 1, DEVICE.waits
-    assert DEVICE.operations > 1000, "the small memory makes many tiles"
-
-
-def test_an_evaluation_has_the_same_ranks_and_waits_at_most_six_times_per_pair_of_tiles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    embeddings, labels = _batch(400, 4, 6)
-    embeddings[100:150] = embeddings[100]  # ties, which are settled in float64
-    expected = evaluate(embeddings, labels)
-    monkeypatch.setattr(ranks, "_SIDE", 48)
-    monkeypatch.setattr(ranks, "_DEVICE_SIDES", 1)
-    DEVICE.reset()
-    result = evaluate(embeddings.to(SECOND), labels)
-    assert result.metrics == expected.metrics
-    tiles = -(-400 // 48)
-    assert sum(DEVICE.waits.values()) <= 6 * tiles * (tiles + 1) / 2, DEVICE.waits
+def test_everything_computes_on_a_second_device() -> None:
+    """The cases are in ``second_device_cases.py``."""
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(Path(recollect.__file__).parents[1]), str(here)])
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(here / "second_device_cases.py"),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": paths}, check=False
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -79,16 +79,6 @@ def test_nothing_fits() -> None:
         large_batch_step(Tight(6), NPair(), *batch())
 
 
-def test_graph_weight_counts_what_the_graph_holds() -> None:
-    """Linear without a bias saves its input (8 numbers), tanh its output (5); weights do not count."""
-    model = nn.Sequential(nn.Linear(8, 5, bias=False), nn.Tanh())
-    images = torch.randn(16, 8, requires_grad=True)
-    weight = large_batch.graph_weight(lambda count: model(images[:count].clone()), model, 16)
-    assert weight == large_batch.GraphWeight(0, (8 + 5) * 4)
-    alone = large_batch.graph_weight(lambda count: model(images[:count].clone()), model, 1)
-    assert alone == weight
-
-
 def _cast_weights(count: int) -> tuple[nn.Module, Callable[[int], Tensor], large_batch.GraphWeight]:
     """A network whose weights, cast to bf16, are heavy beside what an image adds; and what that weighs."""
     model = nn.Sequential(nn.Linear(400, 300, bias=False), nn.Tanh())
@@ -113,12 +103,3 @@ def test_the_chunk_fills_what_fixed_costs_leave(monkeypatch: pytest.MonkeyPatch)
     assert large_batch.fitting_chunk(model, forward, 64, torch.device("cpu"), "cast") == 40
     monkeypatch.setattr(large_batch, "CPU_BUDGET", int(weight.fixed / 2))
     assert large_batch.fitting_chunk(model, forward, 64, torch.device("cpu"), "too little") == 1
-
-
-def test_cpu_chunk_follows_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    images, labels = batch()
-    model, info = convnet().double(), StepInfo()
-    weight = large_batch.graph_weight(lambda count: model(images[:count]), model)
-    monkeypatch.setattr(large_batch, "CPU_BUDGET", int(weight.fixed + 8.5 * weight.each))
-    large_batch_step(model, NPair(), images, labels, info=info)
-    assert info.chunk_size == 7  # at most 8 of 20, and equal chunks

@@ -1,13 +1,14 @@
 """Processes that train one model together: their ranks and their communication.
 
 ``large_batch_step`` talks to other processes only through ``Processes``, four times per step, independent of the model and the
-number of chunks: a header of three numbers, embeddings with labels, the gradient of the embeddings with the loss, and every
-parameter gradient in one flat buffer. Sums, not means: a batch has one loss, for any number of processes. ``start`` and
-``stop`` create and end the process group for ``torchrun``.
+number of chunks: a header of three numbers, embeddings with labels, the gradient of the embeddings with the loss, and the
+parameters' gradients in flat buffers of 64 MiB. Sums, not means: a batch has one loss, for any number of processes. ``start``
+and ``stop`` create and end the process group for ``torchrun``.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import threading
@@ -26,6 +27,8 @@ from recollect.common.errors import ConfigError, InputError, RecollectError
 
 MINUTES = 30.0
 """How long a process waits for another between two steps; ``RECOLLECT_TEAM_MINUTES`` overrides it."""
+BUCKET = 2**24
+"""Numbers of the parameters' gradients that are summed at a time: 64 MiB in float32."""
 _LOST = ("connection closed by peer", "connection reset by peer", "timed out waiting", "socket timeout", "broken pipe",
          "connection refused", "gloo", "nccl",
          "wait timeout after", "connection was likely closed")  # of the store, where groups are made  # fmt: skip
@@ -111,7 +114,7 @@ class Processes:
 
     @contextmanager
     def summed_gradients(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Sum over processes what is added to ``.grad`` inside the block, in one reduction at its end.
+        """Sum over processes what is added to ``.grad`` inside the block, in few reductions at its end.
 
         What ``.grad`` held before is kept out of the sum, so steps can accumulate.
         """
@@ -129,26 +132,28 @@ class Processes:
                 parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
 
     def _sum_gradients(self, parameters: list[nn.Parameter]) -> None:
-        if not parameters:
-            return
-        dtype = parameters[0].dtype
+        """One reduction per ``BUCKET`` numbers, so that memory does not grow by a copy of the model."""
+        dtype = functools.reduce(torch.promote_types, (parameter.dtype for parameter in parameters), torch.bfloat16)
+        buckets: list[list[nn.Parameter]] = []
+        room = 0
         for parameter in parameters:
-            dtype = torch.promote_types(dtype, parameter.dtype)
-        # One more number per parameter counts the processes that have a gradient: if none has, it stays None, as with one
-        # process, and the optimizer leaves that parameter alone.
-        present = torch.tensor(
-            [float(p.grad is not None) for p in parameters], dtype=dtype, device=parameters[0].device
-        )
-        flat = [(torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten().to(dtype) for p in parameters]
-        buffer = torch.cat([present, *flat])
-        del flat
-        dist.all_reduce(buffer, group=self.group)
-        counts, buffer = buffer[: len(parameters)].tolist(), buffer[len(parameters) :]
-        for parameter, count, part in zip(
-            parameters, counts, buffer.split([p.numel() for p in parameters]), strict=True
-        ):
-            if count > 0:
-                parameter.grad = part.view_as(parameter).to(parameter.dtype, copy=True)
+            if parameter.numel() > room:
+                room = BUCKET
+                buckets.append([])
+            buckets[-1].append(parameter)
+            room -= parameter.numel()
+        for bucket in buckets:
+            # One more number per parameter counts the processes that have a gradient: if none has, it stays None, as with
+            # one process, and the optimizer leaves that parameter alone.
+            present = torch.tensor([p.grad is not None for p in bucket], device=bucket[0].device)
+            gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in bucket)
+            buffer = torch.cat([part.detach().flatten().to(dtype) for part in (present, *gradients)])
+            dist.all_reduce(buffer, group=self.group)
+            counts, *sums = buffer.split([len(bucket), *(parameter.numel() for parameter in bucket)])
+            for parameter, count, part in zip(bucket, counts.tolist(), sums, strict=True):
+                if count > 0:
+                    total = torch.empty_like(parameter.detach()) if parameter.grad is None else parameter.grad
+                    parameter.grad = total.copy_(part.view_as(parameter))
 
     def broadcast(self, value: Any) -> Any:
         """The first process's ``value``, on every process."""
@@ -186,9 +191,9 @@ class Processes:
         dist.barrier(group=group)
 
         def still_at_work(answer: bool) -> bool:
-            said = torch.tensor([answer])
-            dist.broadcast(said, src=members[0], group=group)
-            return bool(said)
+            message = torch.tensor([answer])
+            dist.broadcast(message, src=members[0], group=group)
+            return bool(message)
 
         if self.rank == 0:
             with _repeated(lambda: still_at_work(True), min(30.0, 15 * minutes)):

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.machine import forward_work, threads_for
+from recollect.common.machine import forward_work, full_precision, threads_for
 from recollect.step.distributed import Processes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -188,7 +188,12 @@ def _loss_and_gradient(
     batch = processes.gather(embeddings, labels)
     leaf = batch.embeddings.detach().requires_grad_()
     # Losses that draw from the global generator must draw the same everywhere.
-    with shared_randomness(batch.seed, device), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+    with (
+        shared_randomness(batch.seed, device),
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+        full_precision(),
+    ):
         shares = hasattr(loss, "share") and processes.size > 1
         value = (
             loss.share(leaf, batch.labels, processes.rank, processes.size)  # type: ignore[attr-defined]
@@ -220,18 +225,18 @@ def _backward(
     if last.requires_grad:
         last.backward(gradient[chunks[-1]])
     before = chunks[-1].start
-    kept = _matters(info.gradient_norms, skip_share)[:before]
-    drew = not all(map(torch.equal, states[0], states[-1]))
+    matters = _matters(info.gradient_norms, skip_share)[:before]
+    random = not all(map(torch.equal, states[0], states[-1]))
     work: list[tuple[slice | Tensor, list[Tensor]]]
-    if drew:
+    if random:
         # A mask is drawn for a whole chunk, so a chunk is replayed completely or not at all.
-        work = [(chunk, state) for chunk, state in zip(chunks[:-1], states, strict=False) if bool(kept[chunk].any())]
-    elif bool(kept.all()):
+        work = [(chunk, state) for chunk, state in zip(chunks[:-1], states, strict=False) if bool(matters[chunk].any())]
+    elif bool(matters.all()):
         work = [(chunk, states[0]) for chunk in chunks[:-1]]
     else:
-        work = [(rows, states[0]) for rows in kept.nonzero().flatten().split(info.chunk_size) if len(rows)]
+        work = [(rows, states[0]) for rows in matters.nonzero().flatten().split(info.chunk_size) if len(rows)]
     for rows, state in work:
-        if drew:
+        if random:
             set_random_state(device, state)
         with torch.enable_grad():
             embeddings = forward(rows)
@@ -272,7 +277,7 @@ def check_trainable_in_chunks(model: nn.Module) -> None:
 
 
 def find_chunk(model: nn.Module, images: Images, autocast: torch.dtype | None = None) -> int:
-    """The chunk size that ``"auto"`` chooses for such images; found once, then remembered with the model.
+    """The chunk size that ``"auto"`` chooses for such images; measured once, then remembered with the model.
 
     Args:
         model: the network on its device.
@@ -366,19 +371,18 @@ def graph_weight(forward: Callable[[int], Tensor], model: nn.Module, count: int 
 
 
 def _held(forward: Callable[[int], Tensor], model: nn.Module, count: int) -> float:
-    known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    known |= {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
+    of_model = {tensor.untyped_storage().data_ptr() for tensor in chain(model.parameters(), model.buffers())}
     saved: dict[int, int] = {}
 
     def weigh(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
+        if storage.data_ptr() not in of_model:
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda tensor: tensor):
-        kept = forward(count)  # alive while it is weighed: a freed storage's address would be reused and counted once
-    del kept
+        graph = forward(count)  # alive while it is weighed: a freed storage's address would be reused and counted once
+    del graph
     return float(sum(saved.values()))
 
 
@@ -488,16 +492,16 @@ def take_rows(images: Images, rows: slice | Tensor, device: torch.device) -> Ima
     """Some of the images, on ``device``."""
 
     def some(tensor: Tensor) -> Tensor:
-        taken = tensor[rows if isinstance(rows, slice) else rows.to(tensor.device)]
-        return taken.to(device, non_blocking=True)
+        part = tensor[rows if isinstance(rows, slice) else rows.to(tensor.device)]
+        return part.to(device, non_blocking=True)
 
     if isinstance(images, Tensor):
         return some(images)
     if isinstance(images, Mapping):
         return {name: some(tensor) for name, tensor in images.items()}
     if isinstance(images, list):
-        chosen = images[rows] if isinstance(rows, slice) else [images[row] for row in rows.tolist()]
-        return [image.to(device, non_blocking=True) for image in chosen]
+        part = images[rows] if isinstance(rows, slice) else [images[row] for row in rows.tolist()]
+        return [image.to(device, non_blocking=True) for image in part]
     return tuple(some(tensor) for tensor in images)
 
 
@@ -518,21 +522,26 @@ def describe(value: object) -> str:
 
 def random_state(device: torch.device) -> list[Tensor]:
     """The states of the generators that a network on ``device`` draws from by default."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    elif device.type == "mps":
-        states.append(torch.mps.get_rng_state())
-    return states
+    if device.type == "cpu":
+        return [torch.get_rng_state()]
+    try:
+        return [torch.get_rng_state(), torch.get_device_module(device).get_rng_state(*_place(device))]
+    except (RuntimeError, AttributeError) as error:
+        raise ConfigError(
+            f"torch gives no access to the random numbers of {device.type}, so dropout could not be repeated there and "
+            "gradients would be wrong: use cpu or cuda."
+        ) from error
 
 
 def set_random_state(device: torch.device, states: list[Tensor]) -> None:
     """Restore what ``random_state`` returned."""
     torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
-    elif device.type == "mps":
-        torch.mps.set_rng_state(states[1])
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(states[1], *_place(device))
+
+
+def _place(device: torch.device) -> list[torch.device]:
+    return [] if device.type == "mps" else [device]  # there is one, and its functions take no argument
 
 
 @contextmanager

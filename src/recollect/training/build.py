@@ -9,6 +9,7 @@ build the same.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -394,6 +395,7 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
     if config.model.whitening != "all" or config.model.freeze not in ("none", "pooling"):
         undecided -= {"model.stages"}
     if config.run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it below torch 2.13
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     if config.run.precision == "fp16" and device.type == "cpu":
