@@ -1,6 +1,6 @@
 """Images per second, the interpreter's lock and peak memory of the pipeline, against torchvision's ImageFolder + DataLoader.
 
-Run from the root of the repository:  python -m benchmarks pipeline  [--images 1600] [--repeats 5] [--workers N]
+Run from the root of the repository:  python -m benchmarks.pipeline  [--images 1600] [--repeats 5] [--workers N]
 
 Every way to load does the same epoch over the same JPEG files (500×375, made here, in the system's file cache for all)
 with the same transforms: random resized crop to 224, horizontal flip, uint8; the DataLoader has as many processes as the
@@ -82,7 +82,7 @@ def lock_milliseconds(images: ImageSet, worker_type: str) -> float:
     """Milliseconds per image in which loading holds the interpreter's lock.
 
     Linux says how long a thread ran, and how long it was ready without a processor. A thread that counts waits for nothing
-    else, so the rest is the lock.
+    else, so the rest is the lock. Two processors must be free: without them, waiting for the lock is waiting for a processor.
     """
     waits: list[int] = []
     loaded = threading.Event()
@@ -165,7 +165,10 @@ def main() -> None:
         os.environ["RECOLLECT_CACHE"] = str(folder / "cache")
         images = make_photos(folder / "photos", options.images)
         rates = throughput(images, options.workers, options.repeats)
-        lock = {kind: lock_milliseconds(images, kind) for kind in ("threads", "processes")}
+        lock = {
+            kind: statistics.median(lock_milliseconds(images, kind) for _ in range(options.repeats))
+            for kind in ("threads", "processes")
+        }
         peak = peak_memory(images, options.workers) / 1e9
     base = rates["torchvision ImageFolder + DataLoader"]
     print(

@@ -512,11 +512,11 @@ def test_processes_are_chosen_where_threads_would_wait(monkeypatch: pytest.Monke
 
     assert chosen(many, TRAIN, None) == (True, 48)
     assert chosen(few, TRAIN, None) == (False, 16)
-    assert chosen(many, TRAIN, 8) == (False, 8)
+    assert chosen(many, TRAIN, 4) == (False, 4)
     assert chosen(many, own, 2) == (True, 2)
     assert chosen(many, transforms.FromTorchvision(lambda image: image, 16), 20) == (False, 20)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert chosen(many, TRAIN, None) == (False, 6)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "12")
+    assert chosen(many, TRAIN, None) == (False, 4)
 
 
 def pixels(seed: int, height: int = 7, width: int = 5) -> np.ndarray:

@@ -125,7 +125,7 @@ class DataConfig:
     workers: int | None = setting(None, 0, 1024, panel=MACHINE)
     """Threads or processes that decode images. None for one per core, shared by the processes of a run; at most 16 threads."""
     worker_type: Literal["auto", "threads", "processes"] = setting("auto", panel=MACHINE)
-    """What decodes images: ``threads``, ``processes``, or ``auto``: processes if there are more than 8 workers."""
+    """What decodes images: ``threads``, ``processes``, or ``auto``: processes if there are more than 4 workers."""
     prefetch_mb: int | None = setting(None, 0, 2**20)
     """Memory for images that are decoded ahead of use. None for 1.5 batches."""
     on_bad_image: Literal["error", "skip"] = "error"
