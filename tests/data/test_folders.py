@@ -308,14 +308,6 @@ def test_a_remark_says_in_which_part_images_are_left_out(tmp_path: Path) -> None
         load("folder", tmp_path)
 
 
-def test_a_row_that_is_there_twice_counts_once(tmp_path: Path) -> None:
-    touch(tmp_path, "a.png", "b.png")
-    path = write(tmp_path / "list.csv", "Path;LABEL;note\na.png;x;1,5\nb.png;y;\na.png;x;\n")
-    found = load("folder", path, "all")
-    assert list(found.names) == ["a.png", "b.png"]
-    assert found.facts["left_out"] == {"listed twice": 1}
-
-
 def test_what_systems_write_into_folders_is_not_an_image(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.png", "b/1.png", "a/@eaDir/1.png/thumb.png", "$RECYCLE.BIN/1.png", "__MACOSX/a/1.png")
     assert sorted(load("folder", tmp_path, "all").names) == ["a/1.png", "b/1.png"]
@@ -416,16 +408,6 @@ def test_a_stray_image_costs_no_labels(tmp_path: Path) -> None:
     assert found.paths == [tmp_path / name for name in found.names]
 
 
-def test_two_trees_a_list_and_a_file(tmp_path: Path) -> None:
-    touch(tmp_path, "one/cat/1.png", "two/cat/1.png", "two/dog/1.png", "alone.png", "listed.png")
-    (tmp_path / "list.txt").write_text("listed.png\n", encoding="utf-8")
-    inputs = [tmp_path / "one", tmp_path / "two", tmp_path / "alone.png", tmp_path / "list.txt"]
-    found = list_images(inputs)
-    assert found.labels == ["cat", "cat", "dog", "", ""]
-    assert found.root is None
-    assert found.names == [path.as_posix() for path in found.paths]
-
-
 def test_parts_of_a_split_are_no_classes(tmp_path: Path) -> None:
     touch(tmp_path, "Train/cat/1.png", "Test/dog/1.png", "Test/loose.png")
     found = list_images([tmp_path])
@@ -434,16 +416,6 @@ def test_parts_of_a_split_are_no_classes(tmp_path: Path) -> None:
         "Test/dog/1.png": "dog",
         "Test/loose.png": "",
     }
-
-
-@pytest.mark.parametrize("names", [("test/a/1.png", "cat/1.png"), ("train/a/1.png", "test/a/1.png", "Testing/a/1.png")])
-def test_an_ambiguous_folder_can_be_listed_instead(tmp_path: Path, names: tuple[str, ...]) -> None:
-    touch(tmp_path, *names)
-    with pytest.raises(DataError, match=r"or list its images in a \.txt file") as refused:
-        list_images([tmp_path])
-    assert "CSV" not in str(refused.value)
-    (tmp_path / "list.txt").write_text("\n".join(names), encoding="utf-8")
-    assert len(list_images([tmp_path / "list.txt"]).paths) == len(names)
 
 
 def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 from PIL import Image
 
-from recollect.common.errors import ConfigError, ImageError, InputError
+from recollect.common.errors import ConfigError, InputError
 from recollect.data import ImageSet, class_disjoint_split, class_folds
 from recollect.data.image_set import held_out_classes
 
@@ -23,15 +23,6 @@ def picture(path: Path, colour: tuple[int, int, int] = (200, 10, 10), size: tupl
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(path)
     return path
-
-
-def test_reads_files_and_arrays(tmp_path: Path) -> None:
-    picture(tmp_path / "a.png")
-    assert make(tmp_path, ["a.png"]).read(0).getpixel((0, 0)) == (200, 10, 10)
-    grey = np.full((1, 4, 6), 7, np.uint8)
-    assert ImageSet("g", ["x"], np.array([0]), ["c"], arrays=grey).read(0).getpixel((5, 3)) == (7, 7, 7)
-    with pytest.raises(ImageError, match="no such file"):
-        make(tmp_path, ["b.png"]).read(0)
 
 
 def test_boxes_crop_and_nan_keeps_the_whole_image(tmp_path: Path) -> None:

@@ -310,14 +310,6 @@ def test_batches_are_pinned_when_asked(
         assert (True in requests) == pin
 
 
-def test_bad_images_of_a_list_are_replaced(damaged: ImageSet) -> None:
-    with Pipeline(damaged, LongerSide(20, flip=True), workers=2, on_bad_image="skip") as pipeline:
-        images, labels, indices = pipeline.load([3, 11, 19, 0, 8], epoch=2)
-    assert labels.tolist() == [3, 3, 3, 0, 0]
-    assert set(indices[:2].tolist()) == {27, 35}
-    assert all(min(image.shape) > 1 for image in images)
-
-
 def test_a_bad_image_stops_by_default_and_is_named(damaged: ImageSet) -> None:
     for workers in (0, 2):
         with Pipeline(damaged, TRAIN, workers=workers) as pipeline, pytest.raises(ImageError) as caught:
