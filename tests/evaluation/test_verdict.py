@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -53,8 +54,10 @@ def test_pairing_finds_a_small_steady_difference():
 
 def test_no_difference_is_not_significant():
     rng = np.random.default_rng(3)
-    first = rng.random(300)
-    assert paired_bootstrap(_result(first), _result(first + 0.01 * rng.standard_normal(300)), "r@1").p_value > 0.05
+    first, noise = rng.random(300), 0.01 * rng.standard_normal(300)
+    two_sided = math.erfc(abs(noise.mean()) / noise.std() * math.sqrt(300 / 2))
+    assert two_sided > 0.05
+    assert paired_bootstrap(_result(first), _result(first + noise), "r@1").p_value == pytest.approx(two_sided, abs=0.05)
     assert paired_bootstrap(_result(first), _result(first), "r@1").p_value == 1.0
 
 
