@@ -19,7 +19,6 @@ from recollect.common.reading import (
     parse_yaml,
     read_bytes,
     read_json,
-    read_json_lines,
     read_npz,
     read_text,
     read_torch,
@@ -75,20 +74,6 @@ def test_damaged_json_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.json").write_bytes(content)
     with pytest.raises(DataError, match=r"bad\.json"):
         read_json(tmp_path / "bad.json", dict)
-
-
-def test_damaged_lines_are_left_out_with_a_remark(tmp_path: Path) -> None:
-    path, remarks = tmp_path / "m.jsonl", []
-    path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"st')
-    assert read_json_lines(path, remarks.append) == [{"step": 1}, {"step": 2}]
-    assert "last line" in remarks.pop()
-    path.write_bytes(b'{"step": 1}\n\xff\n[3]\n\n{"other": 2}\n')
-    assert read_json_lines(path, remarks.append, lambda record: "step" in record) == [{"step": 1}]
-    assert "3 damaged lines" in remarks[0]
-    assert "line 2" in remarks.pop()
-    path.write_bytes(b'{"step": 1}\n')
-    assert read_json_lines(path, remarks.append) == [{"step": 1}]
-    assert not remarks
 
 
 def test_arrays_come_back(tmp_path: Path) -> None:

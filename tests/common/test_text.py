@@ -13,7 +13,6 @@ from recollect.common.text import (
     check_whole,
     in_decimals,
     in_words,
-    look_alikes,
     number_of,
     some_names,
 )
@@ -44,15 +43,6 @@ def test_names_stay_on_one_line() -> None:
     assert some_names(["cup", "line\nbreak\t\x1b[31m", "pan", "jar"]) == "cup, line\\nbreak\\t\\x1b[31m, pan, …"
     assert some_names(["cup", "pan"]) == "cup, pan"
     assert some_names(["cup", "pan"], most=1) == "cup, …"
-
-
-@pytest.mark.parametrize("other", ["lime", " Lime", "LIME "])
-def test_names_that_look_alike_are_one_remark(other: str) -> None:
-    message = look_alikes(["Lime", "Kiwi", other])
-    assert message is not None
-    assert "'Lime'" in message
-    assert f"{other!r}" in message
-    assert "separate classes" in message
 
 
 def test_values_within_their_range() -> None:

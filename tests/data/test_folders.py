@@ -146,26 +146,18 @@ def test_links_out_of_the_root_are_followed(tmp_path: Path) -> None:
     assert images.read(2).size == (2, 2)
 
 
-@pytest.mark.parametrize("target", ["..", "../..", "../b", "../b/deep"])
+@pytest.mark.parametrize("target", ["..", "../.."])
 def test_no_class_takes_the_photos_of_others_by_a_link(tmp_path: Path, target: str) -> None:
     root = tmp_path / "root"
     touch(root, "a/1.png", "b/1.png", "b/deep/2.png", ".pool/3.png")
     (root / "a" / "more").symlink_to("../.pool")
     (root / "a" / "others").symlink_to(target)
-    with pytest.warns(DataWarning, match="left out 1 link to (a parent folder|another class)"):
+    with pytest.warns(DataWarning, match="left out 1 link to a parent folder"):
         images = load("folder", root, "all")
     assert list(images.names) == ["a/1.png", "a/more/3.png", "b/1.png", "b/deep/2.png"]
     listed = list_images([root])
     assert listed.labels == ["a", "a", "b", "b"]
     assert sum(listed.skipped.values()) == 1
-
-
-def test_a_class_folder_that_is_a_link_to_another_is_left_out(tmp_path: Path) -> None:
-    touch(tmp_path, "b/1.png", ".pool/2.png")
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "c").symlink_to(".pool")
-    with pytest.warns(DataWarning, match="left out 1 link to another class"):
-        assert list(load("folder", tmp_path, "all").names) == ["b/1.png", "c/2.png"]
 
 
 def test_a_link_to_another_split_is_left_out(tmp_path: Path) -> None:
@@ -392,13 +384,6 @@ def test_a_folder_around_the_classes_is_named(tmp_path: Path, inner: str) -> Non
     assert f"Give {tmp_path / 'download' / 'photos'};" in str(refused.value)
 
 
-def test_class_names_that_look_alike_are_remarked_on(tmp_path: Path) -> None:
-    touch(tmp_path, "Lime/1.png", "lime/1.png", "x/1.png", "y/1.png")
-    for split in ("train", "test"):
-        with pytest.warns(DataWarning, match="'Lime' and 'lime' look alike, but are separate classes"):
-            load("folder", tmp_path, split)
-
-
 def test_a_stray_image_costs_no_labels(tmp_path: Path) -> None:
     touch(tmp_path, "cat/1.png", "cat/deep/2.png", "dog/1.png", "stray.png")
     found = list_images([tmp_path])
@@ -465,9 +450,8 @@ def test_an_image_that_is_given_twice_is_listed_once_with_its_class(tmp_path: Pa
     photos = tmp_path / "photos"
     write(photos / "kiwi" / "notes.txt", "x")
     (photos / "kiwi" / "link.png").symlink_to("1.png")
-    (tmp_path / "again").symlink_to("photos/lime")
     listed = write(tmp_path / "list.txt", ["other.png", "./other.png", "photos/../other.png", "photos/loose.png"])
-    inputs = [photos, photos / "kiwi", tmp_path / "again", photos / "kiwi" / "2.png", listed]
+    inputs = [photos, photos / "kiwi", photos / "kiwi" / "2.png", listed]
     images = list_images(inputs[::order])
     names = [path.resolve().relative_to(tmp_path).as_posix() for path in images.paths]
     assert dict(zip(names, images.labels, strict=True)) == {
@@ -475,7 +459,7 @@ def test_an_image_that_is_given_twice_is_listed_once_with_its_class(tmp_path: Pa
         **{"photos/lime/1.png": "lime", "photos/loose.png": "", "other.png": ""},
     }
     assert len(images.paths) == 6, "the two names of one file in one folder are two images"
-    assert images.skipped == {"given twice": 3 + 1 + 1 + 1 + 2, "not an image": 1}
+    assert images.skipped == {"given twice": 3 + 1 + 1 + 2, "not an image": 1}
 
 
 def test_a_null_character_in_a_list_is_left_to_the_reader(tmp_path: Path) -> None:

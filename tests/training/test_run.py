@@ -12,8 +12,7 @@ from recollect.config.schema import Config
 from recollect.training.run import RunFolder
 
 
-def test_a_run_that_never_began_leaves_its_place_free(tmp_path: Path) -> None:
-    (tmp_path / ".lock").touch()
+def test_only_an_empty_folder_is_free(tmp_path: Path) -> None:
     assert RunFolder.create(tmp_path, "x").path == tmp_path
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="never overwritten"):
@@ -38,18 +37,6 @@ def test_a_run_begins_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(StorageError, match="not empty"), new_folder(run.path) as folder:
         # As a second process that saw the place free a moment before.
         RunFolder(folder).write_config(Config())
-
-
-def test_an_interrupted_start_in_a_folder_that_exists_is_begun_again(tmp_path: Path) -> None:
-    write_json(tmp_path / "manifest.json", {"versions": {"recollect": "1"}})
-    (tmp_path / ".manifest.json.123-0123abcd.part").touch()
-    RunFolder.create(tmp_path, "x").begin(Config(), {"versions": {"recollect": "2"}})
-    assert RunFolder.open(tmp_path).read_manifest()["versions"] == {"recollect": "2"}
-    other = tmp_path / "other"
-    other.mkdir()
-    write_json(other / "manifest.json", {"name": "a page of the web"})
-    with pytest.raises(ConfigError, match="never overwritten"):
-        RunFolder.create(other, "x")
 
 
 def test_a_truncated_configuration_is_refused(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
-from rich.text import Text
 
 from recollect.common.text import in_words
 
@@ -59,14 +58,6 @@ def _speed(rate: float, unit: str) -> str:
     return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.1f} {unit}/s"
 
 
-class _NoteColumn(ProgressColumn):
-    """The text that is shortened in a narrow terminal, so that the counters stay complete."""
-
-    def render(self, task: Task) -> Text:
-        """The note, in one line."""
-        return Text(task.fields["note"], no_wrap=True, overflow="ellipsis")
-
-
 class ProgressLine:
     """A live line for work counted in ``unit``; without a terminal, a plain line every 30 seconds.
 
@@ -105,7 +96,7 @@ class ProgressLine:
             BarColumn(bar_width=12 if console.width < 100 else 24),
             MofNCompleteColumn(table_column=whole),
             TimeRemainingColumn(compact=True, table_column=whole.copy()),
-            _NoteColumn(),
+            TextColumn("{task.fields[note]}", markup=False),  # shortened in a narrow terminal
             console=console,
             transient=True,
             disable=hidden or not live,

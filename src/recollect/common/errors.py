@@ -63,33 +63,26 @@ class DataWarning(UserWarning):
 class StorageError(DataError):
     """A file that cannot be written: no space, no permission, a read-only or broken disk."""
 
-    def with_advice(self, advice: str) -> StorageError:
-        """The same error with one more sentence, e.g. how to resume a run."""
-        return StorageError(f"{self} {advice}")
-
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No room for a file: on the disk, in the user's quota, or by a limit on one file."""
 
 
-def storage_error(error: Exception, path: Path, *, needed: int = 0, existed: bool | None = False) -> StorageError:
+def storage_error(error: Exception, path: Path, *, existed: bool | None = False) -> StorageError:
     """The error for a failed write.
 
     Args:
         error: the system's error; a ``ValueError`` for a path with a null character.
         path: the file being written.
-        needed: minimum number of bytes needed, if known.
         existed: whether there is an earlier file of that name, which is unchanged; None if that is not known.
     """
     number = getattr(error, "errno", None)
     reason, advice = getattr(error, "strerror", None) or str(error), ""
     if number in FULL:
         reason = "the disk is full" if number == errno.ENOSPC else reason
-        sizes = [f"at least {in_bytes(needed)} are needed"] if needed else []
-        folder = next((folder for folder in path.absolute().parents if folder.is_dir()), None)
         with contextlib.suppress(OSError):
-            sizes += [] if folder is None else [f"{in_bytes(shutil.disk_usage(folder).free)} are free in {folder}"]
-        reason += f": {' and '.join(sizes)}" if sizes else ""
+            folder = path.absolute().parent
+            reason += f": {in_bytes(shutil.disk_usage(folder).free)} are free in {folder}"
         advice = " Free some space, then run the same command again."
     elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
         advice = f" Choose another place, or change the permissions of {path.parent}."

@@ -7,7 +7,6 @@ symbolic link is followed and stays a link. Errors of the system become a ``Stor
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from recollect.common.errors import RecollectError, StorageError, causes, storag
 
 
 @contextmanager
-def atomic_write(path: Path | str, mode: str = "wb", *, size: int = 0, durable: bool = True) -> Iterator[IO[Any]]:
+def atomic_write(path: Path | str, mode: str = "wb", *, durable: bool = True) -> Iterator[IO[Any]]:
     """Open a temporary file next to ``path`` and rename it to ``path`` once everything is written and on disk.
 
     A crash leaves the old file or none, never half a file; after returning, the file survives a power cut. The folder is
@@ -35,7 +34,6 @@ def atomic_write(path: Path | str, mode: str = "wb", *, size: int = 0, durable: 
     Args:
         path: where to write.
         mode: ``"wb"``, or ``"w"`` for UTF-8 text.
-        size: number of bytes needed, if known: too little space is then noticed before anything is written.
         durable: wait for the disk. False for a cache with checksums, where a power cut may lose an entry.
 
     Raises:
@@ -44,8 +42,6 @@ def atomic_write(path: Path | str, mode: str = "wb", *, size: int = 0, durable: 
     path, target = Path(path), _target(path)
     part = _part(target)
     try:
-        if shutil.disk_usage(target.parent).free < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
         with part.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
             yield file
@@ -63,7 +59,7 @@ def atomic_write(path: Path | str, mode: str = "wb", *, size: int = 0, durable: 
         for cause in () if isinstance(error, RecollectError) or not isinstance(error, Exception) else causes(error):
             # Only errors of writing this file; torch raises one of its own after it.
             if isinstance(cause, OSError) and cause.errno is not None and cause.filename in (None, str(part)):
-                raise storage_error(cause, path, needed=size, existed=target.exists()) from error
+                raise storage_error(cause, path, existed=target.exists()) from error
         raise
 
 
@@ -139,7 +135,7 @@ def make_parent(path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
+    except FileExistsError as error:
         raise StorageError(f"{path} cannot be written: {error.filename} is not a folder.") from error
     except (OSError, ValueError) as error:
         raise storage_error(error, path) from error
@@ -194,7 +190,7 @@ def append_line(path: Path | str, line: str) -> None:
                 file.truncate(before)
                 raise
     except OSError as error:
-        raise storage_error(error, Path(path), needed=len(content), existed=True) from error
+        raise storage_error(error, Path(path), existed=True) from error
 
 
 def cache_folder() -> Path:

@@ -15,7 +15,7 @@ import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -61,6 +61,8 @@ ImageSource = str | Path | bytes | Image.Image | NDArray[np.uint8] | Callable[[]
 _SIDEWAYS = frozenset({5, 6, 7, 8})  # EXIF orientations that exchange width and height
 _HEIF_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
 
+_LARGE_PIXELS = 25_000_000
+_LARGE = threading.Lock()
 _max_pixels = MAX_PIXELS
 _PIL_PIXELS = Image.MAX_IMAGE_PIXELS or 0
 
@@ -121,7 +123,8 @@ def read_image(source: ImageSource, *, at_least: int | None = None) -> Image.Ima
     with _opened(source) as file, _identified(file) as image:
         if at_least is not None:
             image.draft("RGB", (at_least, at_least))
-        with _BUDGET.of(8 * image.width * image.height):
+        # One large image at a time: eight threads with a photo of 100 megapixels each would take 6 GB.
+        with _LARGE if image.width * image.height > _LARGE_PIXELS else nullcontext():
             return pixels.upright(image)
 
 
@@ -138,19 +141,8 @@ def image_size(source: ImageSource) -> tuple[int, int]:
         return (image.height, image.width) if sideways else image.size
 
 
-def file_bytes(path: Path | str) -> bytes:
-    """The content of an image file; like ``read_image``, it refuses anything but a regular file.
-
-    Raises:
-        ImageError: it cannot be read.
-    """
-    with _opened(path) as file:
-        content: bytes = file.read()
-        return content
-
-
 def file_sha256(path: Path | str) -> str:
-    """The SHA-256 of an image file's content, refused as ``file_bytes`` refuses."""
+    """The SHA-256 of an image file's content; like ``read_image``, it refuses anything but a regular file."""
     with _opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -262,38 +254,6 @@ def _too_large(size: str) -> ImageError:
 @cache
 def _register_heif() -> None:
     require("pillow_heif", "heic", "reading HEIC images").register_heif_opener()
-
-
-class DecodeBudget:
-    """Makes threads that decode large images wait for each other; small images never wait.
-
-    Eight threads with a photo of 100 megapixels each would take 6 GB. One image is always allowed, however large.
-    """
-
-    SMALL = 64 * 2**20
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.used = limit, 0
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def of(self, size: int) -> Iterator[None]:
-        """Reserve ``size`` bytes inside the block."""
-        if size <= self.SMALL:
-            yield
-            return
-        with self._changed:
-            self._changed.wait_for(lambda: self.used == 0 or self.used + size <= self.limit)
-            self.used += size
-        try:
-            yield
-        finally:
-            with self._changed:
-                self.used -= size
-                self._changed.notify_all()
-
-
-_BUDGET = DecodeBudget(2**30)
 
 
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos")

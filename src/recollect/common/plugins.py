@@ -131,14 +131,13 @@ def load_reference(reference: str, kind: str, name: str | None = None) -> Loaded
         )
     place, _, attribute = reference.rpartition(":")
     if place == PASSED:
-        argument = {"data set": "train_set", "backbone": "model"}.get(kind, kind)
-        instead = {
-            "data set": "; to evaluate, name the images with --data",
-            "backbone": "; recollect.load takes backbone=",
-        }
+        argument, instead = {
+            "data set": ("train_set", "; to evaluate, name the images with --data"),
+            "backbone": ("model", "; recollect.load takes backbone="),
+        }.get(kind, (kind, ""))
         raise ConfigError(
             f"{kind}: {attribute} was passed in Python and is not stored in files. Continue in Python and pass it "
-            f"again: recollect.train(resume=RUN, {argument}=…){instead.get(kind, '')}."
+            f"again: recollect.train(resume=RUN, {argument}=…){instead}."
         )
     if place.split(".")[0] != "recollect":
         fix_torchvision()  # the code may import torchvision, which takes a second or two
@@ -175,8 +174,7 @@ def describe(thing: Any, kind: str, name: str | None = None) -> Loaded:
     module = file.stem if file is not None and source.__module__.startswith(_OF_A_FILE) else source.__module__
     reference = f"{PASSED}:{module}.{source.__qualname__}".replace("<", "").replace(">", "")
     file = file if file is not None and file.is_file() else None
-    digest = _sha256_of_code(source) if file is None else sha256(file)
-    return _recorded(Loaded(thing, reference, file, digest, kind))
+    return _recorded(Loaded(thing, reference, file, "" if file is None else sha256(file), kind))
 
 
 @contextmanager
@@ -418,11 +416,3 @@ def _one_line(error: BaseException) -> str:
         if not frame.filename.startswith(("<", *_NOT_OUTSIDE)):
             return f"{message} ({Path(frame.filename).name}, line {frame.lineno})"
     return message
-
-
-def _sha256_of_code(source: Any) -> str:
-    """The compiled functions of a class or function without a file."""
-    functions = [source, *vars(source).values()] if isinstance(source, type) else [source]
-    codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
-    content = b"".join(code.co_code + repr(code.co_names).encode() for code in codes)
-    return hashlib.sha256(content).hexdigest() if codes else ""

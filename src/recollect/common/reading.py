@@ -7,7 +7,6 @@ place in it and the reason.
     sha256                   the hash of any file
     read_yaml, parse_yaml    YAML: recipes, configurations, settings
     read_json                JSON, of the type the caller expects
-    read_json_lines          one JSON object per line; damaged lines are skipped with a remark
     read_npz, open_npy       arrays of numbers and text, never of Python objects
     read_torch               files of ``torch.save``, with every part checked against its checksum
     visible_entries          what a user put into a folder
@@ -23,7 +22,7 @@ import os
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -31,7 +30,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from recollect.common.errors import ConfigError, DataError, in_bytes, in_one_line, unreadable
-from recollect.common.text import number_of, printable
+from recollect.common.text import printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,21 +43,18 @@ _FOLDER_DATA = frozenset(
 """What systems write into folders of images; Synology's ``@eaDir`` has small copies of every photo."""
 
 
-def open_regular(path: Path | str) -> int:
-    """A file descriptor of a regular file. Never blocks, as opening a pipe would.
+def open_regular(path: Path | str) -> BufferedReader:
+    """A regular file, open for reading. Never blocks, as opening a pipe would.
 
     Raises:
         DataError: there is no such file, it cannot be read, or it is a folder, a pipe or a device.
     """
     try:
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        handle = os.open(path, flags)
+        if stat.S_ISREG(Path(path).stat().st_mode):
+            return Path(path).open("rb")
     except (OSError, ValueError) as error:  # ValueError: a null character
         raise DataError(unreadable(error, path)) from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise DataError(f"{path}: not a regular file (a folder, a pipe or a device).")
-    return handle
+    raise DataError(f"{path}: not a regular file (a folder, a pipe or a device).")
 
 
 def read_bytes(path: Path | str, limit: int = TEXT_LIMIT) -> bytes:
@@ -67,7 +63,7 @@ def read_bytes(path: Path | str, limit: int = TEXT_LIMIT) -> bytes:
     Raises:
         DataError: it cannot be read, or is larger.
     """
-    with os.fdopen(open_regular(path), "rb") as file:
+    with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > limit:
             raise DataError(f"{path}: {in_bytes(size)} is more than the limit for such a file, {in_bytes(limit)}.")
         try:
@@ -82,7 +78,7 @@ def sha256(path: Path | str) -> str:
     Raises:
         DataError: there is no such file, or it is a folder, a pipe or a device.
     """
-    with os.fdopen(open_regular(path), "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -114,7 +110,7 @@ def encoding_of(start: bytes) -> str:
 
 def open_text(path: Path | str, newline: str | None = None) -> TextIO:
     """A regular file to be read as text, in the encoding of ``encoding_of``."""
-    file = os.fdopen(open_regular(path), "rb")
+    file = open_regular(path)
     return io.TextIOWrapper(file, encoding_of(file.peek(2)), newline=newline)
 
 
@@ -142,21 +138,9 @@ def read_yaml(path: Path | str) -> Any:
     """The value of a YAML file; None for an empty one.
 
     Raises:
-        ConfigError: it cannot be read or is not YAML.
+        DataError: it cannot be read. ConfigError: it is not YAML.
     """
-    return parse_yaml(read_yaml_text(path), str(path))
-
-
-def read_yaml_text(path: Path | str) -> str:
-    """The text of a YAML file.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return read_text(path)
-    except DataError as error:
-        raise ConfigError(str(error)) from error
+    return parse_yaml(read_text(path), str(path))
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -216,39 +200,6 @@ def parse_json(text: str, where: str, kind: type[Any] = dict) -> Any:
     return value
 
 
-def read_json_lines(
-    path: Path | str, remark: Callable[[str], None], sound: Callable[[dict[str, Any]], bool] = lambda record: True
-) -> list[dict[str, Any]]:
-    """The objects of a file with one JSON object per line. Damaged lines are skipped.
-
-    Args:
-        path: the file.
-        remark: called with one sentence if lines were skipped. An incomplete last line is normal after a crash.
-        sound: returns whether a record has everything its reader needs.
-
-    Raises:
-        DataError: the file cannot be read at all.
-    """
-    records: list[dict[str, Any]] = []
-    damaged: list[int] = []
-    for number, line in enumerate(read_bytes(path, limit=16 * TEXT_LIMIT).split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = parse_json(line.decode("utf-8"), str(path), dict)
-            if not sound(record):
-                raise DataError("is incomplete")
-            records.append(record)
-        except (DataError, UnicodeDecodeError):
-            damaged.append(number)
-    if damaged:
-        count = number_of(len(damaged), "damaged line is/damaged lines are")
-        remark(
-            f"{path}: {count} skipped, the first in line {damaged[0]}; the last line may be incomplete after a crash."
-        )
-    return records
-
-
 # Arrays -------------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +211,7 @@ def read_npz(path: Path | str) -> dict[str, NDArray[Any]]:
     """
     import numpy as np
 
-    with os.fdopen(open_regular(path), "rb") as file:
+    with open_regular(path) as file:
         try:
             with np.load(file, allow_pickle=False) as archive:
                 arrays = dict(archive)
@@ -286,7 +237,7 @@ def open_npy(path: Path | str) -> NDArray[Any]:
     """
     import numpy as np
 
-    os.close(open_regular(path))
+    open_regular(path).close()
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except _BROKEN as error:
@@ -308,7 +259,7 @@ def read_torch(path: Path | str) -> Any:
     """
     import torch
 
-    with os.fdopen(open_regular(path), "rb") as file:
+    with open_regular(path) as file:
         try:
             if zipfile.is_zipfile(file):
                 file.seek(0)

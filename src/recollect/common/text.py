@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import numbers
 import re
-import unicodedata
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -131,24 +129,6 @@ def some_names(names: Sequence[str], most: int = 3) -> str:
     """
     texts = (printable(name).replace("\n", "\\n").replace("\t", "\\t") for name in names[:most])
     return ", ".join(texts) + (", …" if len(names) > most else "")
-
-
-def look_alikes(names: Iterable[str]) -> str | None:
-    """A remark on classes whose names differ only in case, surrounding spaces or Unicode form: often one class, copied from
-    two systems. None if there are none.
-
-    Examples:
-        >>> look_alikes(["Lime", "lime", "Kiwi"])
-        "classes 'Lime' and 'lime' look alike, but are separate classes. Give them one name if they are the same."
-    """
-    alike: dict[str, list[str]] = defaultdict(list)
-    for name in sorted(set(names)):
-        alike[unicodedata.normalize("NFC", name).strip().casefold()].append(repr(printable(name)))
-    groups = [" and ".join(group) for group in alike.values() if len(group) > 1]
-    if not groups:
-        return None
-    more = f" (and {number_of(len(groups) - 1, 'other group')})" if len(groups) > 1 else ""
-    return f"classes {groups[0]}{more} look alike, but are separate classes. Give them one name if they are the same."
 
 
 def check_number(name: str, value: Any, low: float, high: float) -> float:

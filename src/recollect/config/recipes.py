@@ -21,7 +21,7 @@ import yaml
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError
-from recollect.common.reading import parse_yaml_nodes, read_yaml_text
+from recollect.common.reading import parse_yaml_nodes, read_text
 from recollect.common.text import did_you_mean
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes"
@@ -316,7 +316,7 @@ def _read(path: Path) -> Layer:
 
 @lru_cache(maxsize=256)
 def _read_once(path: Path, changed: int, size: int) -> Layer:
-    text = read_yaml_text(path)
+    text = read_text(path)
     values, node = parse_yaml_nodes(text, str(path))
     if ".py:" in text:  # a recipe and the code it names are kept together, so paths are relative to the recipe
         values = plugins.map_strings(values, lambda name: plugins.absolute_reference(name, path.parent))

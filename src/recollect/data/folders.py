@@ -41,8 +41,7 @@ def class_images(
 ) -> Iterator[tuple[str, str]]:
     """Path relative to ``root`` and class of every image in the class folders below ``root/part`` (or ``root``), sorted.
 
-    Links are followed, except to a parent folder, and to the folder of another class: the same images would have two
-    classes.
+    Links are followed, except to a parent folder or to a split.
 
     Args:
         root: the folder that paths are relative to.
@@ -51,24 +50,17 @@ def class_images(
         loose: include images next to the class folders, without a class, instead of leaving them out.
         parts: folders of ``root`` that contain class folders themselves.
     """
-    entries = sorted(visible_entries(root / part), key=attrgetter("name"))
     # The root, its splits and every folder above it: none of them belongs to one class.
     real_root = Path(os.path.realpath(root))
     above = {str(real_root), *map(str, real_root.parents)}
     if part or parts:
         above |= {os.path.realpath(root / name) for name in _folders(root) if name.lower() in SPLIT_OF}
-    # The class of each class folder, by its real path; a folder comes before the links to it.
-    owners: dict[str, str] = {}
-    for entry in sorted(filter(is_folder, entries), key=os.DirEntry.is_symlink):
-        real = os.path.realpath(entry.path)
-        if entry.name not in parts and real not in above and not _is_of_another(owners, entry.name, real):
-            owners[real] = entry.name
-    for entry in entries:
+    for entry in sorted(visible_entries(root / part), key=attrgetter("name")):
         name = f"{part}/{entry.name}" if part else entry.name
         if entry.name in parts:
             yield from class_images(root, entry.name, skipped, loose=loose)
         elif is_folder(entry):
-            for image in _walk(root, name, skipped, frozenset(above), owners, entry.name):
+            for image in _walk(root, name, skipped, frozenset(above)):
                 yield image, entry.name
         elif is_image(entry, name, skipped):
             if loose:
@@ -77,27 +69,16 @@ def class_images(
                 skipped.append(SkippedFile(name, OUTSIDE_CLASS_FOLDERS))
 
 
-def _is_of_another(owners: Mapping[str, str], label: str, real: str) -> bool:
-    """Whether a folder is, or is below, the folder of a class other than ``label``."""
-    owner = next(filter(None, map(owners.get, (real, *map(str, Path(real).parents)))), label)
-    return owner != label
-
-
-def _walk(
-    root: Path, folder: str, skipped: list[SkippedFile], above: frozenset[str], owners: Mapping[str, str], label: str
-) -> Iterator[str]:
-    """Every image below ``root/folder``, which belongs to the class ``label``."""
+def _walk(root: Path, folder: str, skipped: list[SkippedFile], above: frozenset[str]) -> Iterator[str]:
+    """Every image below ``root/folder``."""
     real = os.path.realpath(root / folder)
     if real in above:
         skipped.append(SkippedFile(folder, "link to a parent folder"))
         return
-    if (root / folder).is_symlink() and _is_of_another(owners, label, real):
-        skipped.append(SkippedFile(folder, "link to another class"))
-        return
     for entry in sorted(visible_entries(root / folder), key=attrgetter("name")):
         name = f"{folder}/{entry.name}"
         if is_folder(entry):
-            yield from _walk(root, name, skipped, above | {real}, owners, label)
+            yield from _walk(root, name, skipped, above | {real})
         elif is_image(entry, name, skipped):
             yield name
 
@@ -362,10 +343,15 @@ def list_images(inputs: Sequence[Path | str], *, on_bad_image: str = "error") ->
     root = sources[0].resolve() if len(sources) == 1 and sources[0].is_dir() else None
     sources = sources if root is None else [root]
     skipped_of: dict[str, list[SkippedFile]] = {}
-    images: list[_ListedImage] = []
-    for number, path in enumerate(sources):
-        of_input = skipped_of[_real(path)] = []
-        images += [_ListedImage(number, file, label) for file, label in _images_of(path, on_bad_image, of_input)]
+    images: dict[str, tuple[Path, str]] = {}  # each image once, at its first place, with the first class it has
+    repeated = 0
+    for path in sources:
+        of_input = skipped_of[os.path.abspath(path)] = []  # noqa: PTH100 (a link keeps its name)
+        for file, label in _images_of(path, on_bad_image, of_input):
+            place = os.path.abspath(file)  # noqa: PTH100
+            repeated += place in images
+            first, earlier = images.get(place, (file, ""))
+            images[place] = first, earlier or label
     skipped: Counter[str] = Counter()
     for folder, of_input in skipped_of.items():
         # The files of a folder inside another one that was given are counted there.
@@ -374,8 +360,9 @@ def list_images(inputs: Sequence[Path | str], *, on_bad_image: str = "error") ->
     if not images:
         reason = f" ({counted(skipped)} left out)" if skipped else ""
         raise DataError(f"there are no images to embed{reason}: give folders, image files or a .txt list of them.")
-    images = _without_repetitions(images, skipped) if root is None else images
-    paths, labels = [image.path for image in images], [image.label for image in images]
+    if repeated:
+        skipped[REPEATED] = repeated
+    paths, labels = [path for path, _ in images.values()], [label for _, label in images.values()]
     names = [(path if root is None else path.relative_to(root)).as_posix() for path in paths]
     if any(labels):
         return Listed(paths, names, labels, root, dict(skipped))
@@ -383,14 +370,6 @@ def list_images(inputs: Sequence[Path | str], *, on_bad_image: str = "error") ->
     if (remark := remark_on_siblings([path for path in sources if path in direct])) is not None:
         warnings.warn(remark, DataWarning, stacklevel=2)
     return Listed(paths, names, None, root, dict(skipped))
-
-
-class _ListedImage(NamedTuple):
-    """An image, and the number of the input that contains it."""
-
-    source: int
-    path: Path
-    label: str
 
 
 def _images_of(path: Path, on_bad_image: str, skipped: list[SkippedFile]) -> Iterator[tuple[Path, str]]:
@@ -423,33 +402,6 @@ def _images_of(path: Path, on_bad_image: str, skipped: list[SkippedFile]) -> Ite
         yield path, ""
     else:
         raise DataError(f"{printable(str(path))}: no such file or folder.")
-
-
-def _without_repetitions(images: Sequence[_ListedImage], skipped: Counter[str]) -> list[_ListedImage]:
-    """Each image once, at its first place, with the first class it has; repetitions are counted.
-
-    Links with different names to one file, inside one folder or list, are different images, as when it is given alone.
-    """
-    unique: list[_ListedImage] = []
-    places: dict[str, list[int]] = {}
-    for image in images:
-        rows = places.setdefault(_real(image.path), [])
-        normal = os.path.normpath(image.path)
-        if all(unique[i].source == image.source and os.path.normpath(unique[i].path) != normal for i in rows):
-            rows.append(len(unique))
-            unique.append(image)
-            continue
-        skipped[REPEATED] += 1
-        for i in rows:
-            unique[i] = unique[i]._replace(label=unique[i].label or image.label)
-    return unique
-
-
-def _real(path: Path) -> str:
-    try:
-        return os.path.realpath(path)
-    except ValueError:  # a null character in a list; the reader of the image refuses it
-        return str(path)
 
 
 def counted(counts: Mapping[str, int]) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from recollect.common.console import ProgressLine
 from recollect.common.errors import DataWarning, ImageError, InputError
 from recollect.common.pixels import resized_size
-from recollect.common.text import look_alikes, number_of
+from recollect.common.text import number_of
 from recollect.data.image_set import ImageSet
 from recollect.data.registry import Source, check_root, count_difference, find_source, read_split
 
@@ -180,8 +180,6 @@ def verify_data(
         sets = {split: read_split(source, root, split, options) for split in _splits(source, root, options)}
     counts = {split: count_difference(source, images, split) for split, images in sets.items()}
     notes = [str(w.message) for w in caught if issubclass(w.category, DataWarning)]
-    alike = look_alikes(name for images in sets.values() for name in images.class_names)  # parts are read one by one
-    notes += [] if alike is None else [alike]
 
     missing = {images.names[index] for images in sets.values() for index in images.missing.tolist()}
     contents, unreadable = _read_all(sets, missing, workers)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, DataWarning
-from recollect.common.reading import parse_yaml, read_json, read_torch, read_yaml_text, sha256
+from recollect.common.reading import parse_yaml, read_json, read_text, read_torch, sha256
 from recollect.config.automatic import is_pretrained
 from recollect.config.resolve import from_mapping, missing_groups, untrusted_names
 from recollect.config.schema import Config, DataConfig, ModelConfig
@@ -69,7 +69,7 @@ class RunFiles:
             DataError: the file is incomplete: missing settings would silently get defaults. ConfigError: it is not
                 valid.
         """
-        text = read_yaml_text(self.config_file)
+        text = read_text(self.config_file)
         values = parse_yaml(text, str(self.config_file))
         missing = missing_groups(values) if isinstance(values, Mapping) else ["everything"]
         if TO_END in text.partition("\n")[0] and f"\n{END}" not in text:

@@ -84,8 +84,7 @@ def export_onnx(
                     "was not kept. Please report the model and the versions of torch and onnxruntime."
                 )
             write_text(reference, _reference(embedder, path))
-            size = temporary.stat().st_size
-            with temporary.open("rb") as source, atomic_write(path, size=size) as target:
+            with temporary.open("rb") as source, atomic_write(path) as target:
                 shutil.copyfileobj(source, target)
     finally:
         embedder.train(was_training).to(device)

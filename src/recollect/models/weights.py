@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import pickle
 import re
 import sys
@@ -250,7 +249,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            os.close(open_regular(path))  # opening a pipe would block
+            open_regular(path).close()  # opening a pipe would block
             return dict(load_file(path))
         if suffix == ".npz":
             return {name: torch.from_numpy(np.asarray(array)) for name, array in read_npz(path).items()}

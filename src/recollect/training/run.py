@@ -11,7 +11,7 @@
     .lock            held by the training process; never removed, since another process may be waiting on it
 
 Everything except ``metrics.jsonl`` and ``train.log`` is written atomically, including the folder itself with its
-configuration. A folder that is not empty is never overwritten, except for the remains of an interrupted start.
+configuration. A folder that is not empty is never overwritten.
 
 A checkpoint holds everything that the next step depends on: weights, the loss's parameters and memory, the optimizer, the
 scaler of fp16, the position of the sampler in its epoch, and the random states of every process. The schedule is a function
@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import nn
 
 from recollect._version import __version__
 from recollect.common import plugins
@@ -53,8 +53,8 @@ from recollect.common.files import (
     write_text,
 )
 from recollect.common.images import MAX_PIXELS, BadImage
-from recollect.common.reading import read_json, read_json_lines
-from recollect.common.text import printable
+from recollect.common.reading import read_bytes
+from recollect.common.text import number_of, printable
 from recollect.config.resolve import absolute_names, as_mapping, changeable_settings, with_changes, with_settings
 from recollect.config.schema import Config
 from recollect.data.folders import counted
@@ -71,7 +71,7 @@ from recollect.inference.models import (
     refuse_moved,
     relative_roots,
 )
-from recollect.inference.training_record import FILE as TRAINED_ON, TrainedOn, carry_record
+from recollect.inference.training_record import TrainedOn, carry_record
 from recollect.models import Embedder
 from recollect.step.distributed import Processes
 from recollect.step.large_batch import random_state, set_random_state
@@ -81,24 +81,14 @@ _PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "
 
 
 def refuse_used(path: Path) -> None:
-    """Refuse a folder for a new run that is not empty; the remains of an interrupted start do not count.
+    """Refuse a folder for a new run that is not empty.
 
     Raises:
         ConfigError: a file, or a folder that is not empty.
     """
-    if path.exists() and (not path.is_dir() or not all(_is_left_over(entry) for entry in path.iterdir())):
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
         hint = f", or resume it: recollect train --resume {path}" if (path / "config.yaml").exists() else ""
         raise ConfigError(f"{path} exists and is not empty; a run is never overwritten. Choose another --out{hint}.")
-
-
-def _is_left_over(entry: Path) -> bool:
-    """Whether these are the remains of a run that ended before it had a configuration: its lock or its manifest."""
-    if entry.name == "manifest.json" and not entry.with_name("config.yaml").exists():
-        try:
-            return "recollect" in read_json(entry, dict).get("versions", {})
-        except DataError:
-            return False
-    return entry.name in (".lock", TRAINED_ON) or (entry.name.startswith(".") and entry.name.endswith(".part"))
 
 
 class RunFolder(RunFiles):
@@ -234,7 +224,15 @@ class RunFolder(RunFiles):
 
     def read_metrics(self, remark: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``; incomplete and damaged ones are skipped and reported to ``remark``."""
-        return read_json_lines(self.metrics_file, remark, _is_record) if self.metrics_file.exists() else []
+        content = read_bytes(self.metrics_file, limit=2**30) if self.metrics_file.exists() else b""
+        records = [_record(line) for line in content.splitlines()]
+        if damaged := [number for number, record in enumerate(records, 1) if record is None]:
+            count = number_of(len(damaged), "damaged line is/damaged lines are")
+            remark(
+                f"{self.metrics_file}: {count} skipped, the first in line {damaged[0]}; the last line may be incomplete after "
+                "a crash."
+            )
+        return [record for record in records if record is not None]
 
     def forget_after(self, step: int, remark: Callable[[str], None] = lambda line: None) -> None:
         """Remove the lines of steps after ``step``, which a resumed run repeats, and damaged lines."""
@@ -243,9 +241,13 @@ class RunFolder(RunFiles):
             write_text(self.metrics_file, "".join(json.dumps(record) + "\n" for record in records))
 
 
-def _is_record(record: Mapping[str, Any]) -> bool:
-    """Whether a line of ``metrics.jsonl`` is one of a step or an evaluation."""
-    return isinstance(record.get("step"), int) and (record.get("kind") == "step" or "split" in record)
+def _record(line: bytes) -> dict[str, Any] | None:
+    """A line of ``metrics.jsonl``, which is of a step or an evaluation; None if it is damaged."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        record: dict[str, Any] = json.loads(line)
+        if isinstance(record["step"], int) and (record.get("kind") == "step" or "split" in record):
+            return record
+    return None
 
 
 def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
@@ -349,17 +351,9 @@ def save_checkpoint(path: Path, trained: Trained, progress: Progress, sampler: d
             "scaler": trained.scaler.state_dict(),
             "random": states,
         }
-        with atomic_write(path, size=_bytes_of(content)) as file:
+        with atomic_write(path) as file:
             torch.save(content, file)
     trained.processes.barrier()
-
-
-def _bytes_of(value: Any) -> int:
-    """Bytes of all tensors in nested values: the minimum size of their file."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return sum(map(_bytes_of, inner))
 
 
 def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, Any], int]:
@@ -467,8 +461,7 @@ def resumable(how: str) -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        advice = f"The run is safe up to its last checkpoint. Resume it with: {how}"
-        raise error.with_advice(advice) from error
+        raise StorageError(f"{error} The run is safe up to its last checkpoint. Resume it with: {how}") from error
 
 
 # The result -----------------------------------------------------------

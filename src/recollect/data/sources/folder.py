@@ -23,7 +23,7 @@ import numpy as np
 from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.images import IMAGE_SUFFIXES
 from recollect.common.reading import is_folder, visible_entries
-from recollect.common.text import look_alikes, number_of, some_names
+from recollect.common.text import number_of, some_names
 from recollect.data.folders import (
     OUTSIDE_CLASS_FOLDERS,
     OUTSIDE_SPLIT_FOLDERS,
@@ -142,8 +142,6 @@ def read(
         # Each part has counts of its own. Named, they stay two remarks if the numbers are the same.
         place = f"{root}, part {part!r}" if part else f"{root}"
         warnings.warn(f"{place}: left out {counted(unreadable)}{remedies}.", DataWarning, stacklevel=3)
-    if (look_alike := look_alikes({label for _, label, _ in rows})) is not None:
-        warnings.warn(look_alike, DataWarning, stacklevel=3)
     return make_set(SOURCE, root, split, names, classes, facts=facts)
 
 
