@@ -146,6 +146,52 @@ def run_transformer(project: str, state: State, x: Tensor, heads: int, activatio
     return norm(x[:, 0], final)
 
 
+# UNICOM --------------------------------------------------------------------------------------------------------------
+
+
+def make_unicom(width: int, depth: int, patch: int, grid: int, out: int) -> State:
+    state: State = {"pos_embed": _random(1, grid * grid, width)}
+    state |= {"patch_embed.proj.weight": _random(width, 3, patch, patch), "patch_embed.proj.bias": _random(width)}
+    for number in range(depth):
+        b = f"blocks.{number}"
+        _norm(state, f"{b}.norm1", width)
+        _norm(state, f"{b}.norm2", width)
+        state[f"{b}.attn.qkv.weight"] = _random(3 * width, width, scale=0.05)
+        _linear(state, f"{b}.attn.proj", width, width)
+        _linear(state, f"{b}.mlp.fc1", 4 * width, width)
+        _linear(state, f"{b}.mlp.fc2", width, 4 * width)
+    _norm(state, "norm", width)
+    state["feature.0.weight"] = _random(width, width * grid * grid, scale=0.01)
+    _batch_norm(state, "feature.1", width)
+    state["feature.2.weight"] = _random(out, width)
+    _batch_norm(state, "feature.3", out)
+    return state
+
+
+def run_unicom(state: State, x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """The tokens, and the vector that its head makes of all of them."""
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ state[f"{name}.weight"].T + state.get(f"{name}.bias", 0.0)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return layer_norm(x, state[f"{name}.weight"], state[f"{name}.bias"], 1e-5)
+
+    def batch_norm(x: Tensor, name: str) -> Tensor:
+        scale = (state[f"{name}.running_var"] + 2e-5).rsqrt() * state[f"{name}.weight"]
+        return (x - state[f"{name}.running_mean"]) * scale + state[f"{name}.bias"]
+
+    weight = state["patch_embed.proj.weight"]
+    x = patches(x, weight, state["patch_embed.proj.bias"], weight.shape[-1]) + state["pos_embed"]
+    for number in range(sum(key.endswith("attn.qkv.weight") for key in state)):
+        b = f"blocks.{number}"
+        x = x + linear(attention(*linear(norm(x, f"{b}.norm1"), f"{b}.attn.qkv").chunk(3, -1), heads), f"{b}.attn.proj")
+        x = x + linear(linear(norm(x, f"{b}.norm2"), f"{b}.mlp.fc1").clamp(0, 6), f"{b}.mlp.fc2")
+    tokens = norm(x, "norm")
+    pooled = batch_norm(linear(tokens.flatten(1), "feature.0"), "feature.1")
+    return tokens, batch_norm(linear(pooled, "feature.2"), "feature.3")
+
+
 # The original ViT, as JAX wrote it ----------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from recollect.common.errors import WeightsError
+from recollect.common.errors import ConfigError, WeightsError
 from recollect.models import backbones, weights, zoo
 from recollect.models.weight_files import find_weights
 from recollect.models.weights import load_weights, read_tensors
@@ -84,6 +84,88 @@ def test_transformers(init: str, project: str, layout: str, tmp_path: Path) -> N
     # The name decides the activation: files of both kinds have the same keys.
     activation = "quickgelu" if init == "clip400m-b32" else "gelu"
     check(backbone, image, originals.run_transformer(project, double(state), image, HEADS, activation))
+
+
+NEWER = [name for name, row in zoo.ZOO.items() if row.hub and not row.paper_row]
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_newer_rows_load_timms_files_strictly_at_their_own_and_at_another_size(name: str, tmp_path: Path) -> None:
+    timm, row = backbones.timm_library(), zoo.find(name)
+    narrow = {"embed_dim": 64, "depth": 2, "num_heads": 4}
+    whole = timm.create_model(row.timm_id, pretrained=False, **narrow)
+    save_file(whole.state_dict(), tmp_path / "model.safetensors")
+    size = whole.pretrained_cfg["input_size"][-1]
+    image = torch.randn(1, 3, size, size)
+    for side in (size, 8 * backbones.patch_size(whole)):
+        backbone = timm.create_model(row.timm_id, num_classes=0, img_size=side, dynamic_img_size=True, **narrow)
+        assert load_weights(backbone, tmp_path / "model.safetensors", row).layout == "timm"
+        if side == size:
+            assert torch.equal(backbone.eval().forward_features(image), whole.eval().forward_features(image))
+        else:
+            assert backbone.eval()(torch.randn(1, 3, side, side)).isfinite().all()
+    state = whole.state_dict()
+    del state["blocks.1.norm1.weight"]
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"1 missing: blocks\.1\.norm1\.weight"):
+        load_weights(backbone, tmp_path / "model.safetensors", row)
+
+
+def test_unicom(tmp_path: Path) -> None:
+    state = originals.make_unicom(192, 12, 16, 14, 768)
+    torch.save({key: value.half() for key, value in state.items()}, tmp_path / "unicom.pt")
+    backbone = backbones.build_backbone("unicom:vit_tiny_patch16_224", 224)
+    row = zoo.find("unicom-b16")
+    assert load_weights(backbone, tmp_path / "unicom.pt", row).layout == "unicom"
+    image, state = picture(224), double({key: value.half() for key, value in state.items()})
+    tokens, vectors = originals.run_unicom(state, image, 3)
+    ours = backbone.double().eval()
+    torch.testing.assert_close(ours.forward_features(image), tokens, **AGREE)  # type: ignore[operator]
+    torch.testing.assert_close(ours.forward_head(tokens), vectors, **AGREE)  # type: ignore[operator]
+    with pytest.raises(ConfigError, match="224 px only"):
+        backbones.build_backbone("unicom:vit_tiny_patch16_224", 256)
+
+
+def test_dinov2_with_registers(tmp_path: Path) -> None:
+    state = random_file("dinov2", 14)
+    state["register_tokens"] = torch.randn(1, 4, WIDTH)
+    torch.save(state, tmp_path / "dino.pth")
+    backbone = small("dinov2-l14-reg").eval()
+    assert load_weights(backbone, tmp_path / "dino.pth", zoo.find("dinov2-l14-reg")).layout == "dinov2"
+    first = state["cls_token"] + state["pos_embed"][:, :1]
+    own = dict(backbone.state_dict())
+    assert torch.equal(own["cls_token"], first)
+    assert torch.equal(own["pos_embed"], state["pos_embed"][:, 1:])
+    assert torch.equal(own["reg_token"], state["register_tokens"])
+
+
+def mobile_sam_names(keys: Any) -> dict[str, str]:
+    """TinyViT's names in MobileSAM's checkpoint, by timm's."""
+    names = {}
+    for key in keys:
+        theirs = key.replace("patch_embed.conv1", "patch_embed.seq.0").replace("patch_embed.conv2", "patch_embed.seq.2")
+        if theirs.startswith("stages.") and theirs.split(".")[2] == "downsample":
+            theirs = f"layers.{int(theirs.split('.')[1]) - 1}.downsample.{theirs.split('.', 3)[3]}"
+        theirs = theirs.replace("stages.", "layers.").replace(".conv.", ".c.").replace("head.norm.", "norm_head.")
+        names[key] = f"image_encoder.{theirs}"
+    return names
+
+
+def test_mobile_sam(tmp_path: Path) -> None:
+    source, backbone = (backbones.build_backbone("tiny_vit_5m_224", 224) for _ in range(2))
+    names = mobile_sam_names(source.state_dict())
+    others = dict.fromkeys(
+        ["image_encoder.head.weight", "image_encoder.neck.0.weight", "mask_decoder.x"], torch.ones(2)
+    )
+    torch.save({names[key]: value for key, value in source.state_dict().items()} | others, tmp_path / "sam.pt")
+    row = zoo.find("tinyvit-sam")
+    assert load_weights(backbone, tmp_path / "sam.pt", row).layout == "mobile-sam"
+    assert all(torch.equal(value, backbone.state_dict()[key]) for key, value in source.state_dict().items())
+    if (path := find_weights(row)) is not None:  # where RECOLLECT_WEIGHTS has the real file
+        state = read_tensors(path)
+        assert set(names.values()) <= state.keys()
+        load_weights(backbone, path, row)
+        assert all(torch.equal(state[names[key]], value) for key, value in backbone.state_dict().items())
 
 
 @pytest.mark.parametrize("prefix", ["", "opt/target/"])

@@ -64,6 +64,15 @@ def test_mean_and_deviation_agree_with_timm(name: str) -> None:
     cfg = backbones.timm_library().get_pretrained_cfg(ZOO[name].timm_id)
     assert ZOO[name].preprocessing.mean == tuple(cfg.mean)
     assert ZOO[name].preprocessing.std == tuple(cfg.std)
+    if not ZOO[name].paper_row and name != "lite0-in1k":
+        assert ZOO[name].interpolation == cfg.interpolation
+        assert ZOO[name].licence.lower() == cfg.license or name == "aimv2-l14"
+
+
+def test_licences_that_forbid_commercial_use_are_marked() -> None:
+    for name in ("aimv2-l14", "diht-b32", "timm:vit_base_patch16_dinov3_qkvb.eupe_lvd1689m"):
+        assert zoo.find(name).non_commercial
+    assert not any(zoo.find(name).non_commercial for name in ("dinov3-b16", "unicom-b32", "siglip2-b16"))
 
 
 def test_the_papers_heads() -> None:

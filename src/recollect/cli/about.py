@@ -143,9 +143,17 @@ def models(
         options.print_json([*map(_model_summary, available_models().values()), *list_installed("backbone")])
     else:
         columns = ("name", "paper", "architecture", "dim", "size", "mean/std", "params", "weights", "licence")
-        _print_table(columns, map(_model_row, available_models().values()), least_width=160)
+        rows = available_models().values()
+        for group in dict.fromkeys(row.group for row in rows):
+            typer.echo(f"\n{group[0].upper()}{group[1:]}")
+            _print_table(columns, [_model_row(row) for row in rows if row.group == group], least_width=160)
         typer.echo(
-            "\n(NC): not for commercial use. dim: dimension of features before the head. weights: whether on this machine.\n"
+            "\nWe would start from unicom-l14 for photos of products (recall@1 without training: 72.7 on Online Products,\n"
+            "83.6 on In-Shop, say its authors), from dinov3-l16 for places (mAP 63.1 on Oxford, hard, says its model card),\n"
+            "and from siglip2-so400m for things of every kind (no figure that we know decides: compare on your own photos).\n"
+            "\nLicences of the weights: (NC) is for research only. MIT, BSD-3-Clause and Apache-2.0 allow commercial use,\n"
+            "dinov3-license under Meta's conditions.\n"
+            "dim: dimension of features before the head. weights: whether on this machine.\n"
             "Any other timm model: --init timm:<full tag>; your own backbone: --init file.py:name.\n"
             "`recollect models NAME` shows where weights are searched."
         )

@@ -59,6 +59,8 @@ def build_backbone(architecture: str, size: int) -> nn.Module:
         return TinyConvNet(grey=architecture == "tiny-grey")
     timm = timm_library()
     options: dict[str, Any]
+    if architecture.startswith("unicom:"):
+        return Unicom(architecture.removeprefix("unicom:"), size)
     if not timm.is_model(architecture.split(".")[0]):
         raise ConfigError(f"timm {timm.__version__} has no architecture {architecture!r}.")
     entry = timm.models.model_entrypoint(architecture.split(".")[0])
@@ -171,6 +173,44 @@ class _Luma(nn.Module):
         red, green, blue = x.split(1, dim=1)
         luma: Tensor = red * _GREY[0] + green * _GREY[1] + blue * _GREY[2]
         return luma
+
+
+class Unicom(nn.Module):
+    """UNICOM's transformer (An et al. 2023, arXiv:2304.05884): no class token, and a head that sees every patch.
+
+    Args:
+        architecture: timm's name of the plain transformer.
+        size: side of its images, which the head fixes.
+    """
+
+    def __init__(self, architecture: str, size: int) -> None:
+        super().__init__()
+        if size != 224:
+            raise ConfigError(f"UNICOM takes images of 224 px only, not {size}: its head sees every patch.")
+        self.transformer: Any = timm_library().create_model(
+            architecture, num_classes=0, class_token=False, global_pool="", qkv_bias=False, act_layer=nn.ReLU6,
+            norm_layer=nn.LayerNorm,
+        )  # fmt: skip
+        width, patches = self.transformer.embed_dim, self.transformer.patch_embed.num_patches
+        self.num_features, self.num_prefix_tokens = width, 0
+        self.head_hidden_size = 512 if "patch32" in architecture else 768
+        self.pretrained_cfg = {"fixed_input_size": True}
+        self.feature = nn.Sequential(
+            nn.Linear(width * patches, width, bias=False),
+            nn.BatchNorm1d(width, eps=2e-5),
+            nn.Linear(width, self.head_hidden_size, bias=False),
+            nn.BatchNorm1d(self.head_hidden_size, eps=2e-5),
+        )
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """B×3×224×224 → tokens B×N×C."""
+        tokens: Tensor = self.transformer.forward_features(x)
+        return tokens
+
+    def forward_head(self, x: Tensor, pre_logits: bool = True) -> Tensor:
+        """Tokens → B×512 or B×768."""
+        pooled: Tensor = self.feature(x.flatten(1))
+        return pooled
 
 
 BATCH_NORM = ("frozen", "statistics", "trained")

