@@ -504,6 +504,10 @@ def test_processes_are_chosen_where_threads_would_wait(monkeypatch: pytest.Monke
 
     assert chosen(many, TRAIN, None) == (True, 48)
     assert chosen(few, TRAIN, None) == (False, 16)
+    numbers = np.zeros(1000, np.int64)
+    paths, pictures = ["a.png"] * 1000, [Image.new("RGB", (1, 1))] * 1000
+    assert chosen(ImageSet("paths", many.names, numbers, ["x"], items=paths), TRAIN, None) == (True, 48)
+    assert chosen(ImageSet("in memory", many.names, numbers, ["x"], items=pictures), TRAIN, None) == (False, 16)
     assert chosen(many, TRAIN, 4) == (False, 4)
     assert chosen(many, own, 2) == (True, 2)
     assert chosen(many, transforms.FromTorchvision(lambda image: image, 16), 20) == (False, 20)

@@ -157,7 +157,7 @@ class Pipeline:
         if worker_type == "auto" and (
             self.workers <= threads
             or len(self.images) < _MANY_IMAGES
-            or self.images.arrays is not None
+            or not (self.images.root or all(isinstance(item, str | Path) for item in self.images.items or [b""]))
             or multiprocessing.current_process().daemon  # which may not have processes of its own
         ):
             return None
