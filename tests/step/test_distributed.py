@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import traceback
 import weakref
 from pathlib import Path
@@ -20,7 +19,7 @@ from small_runs import final_weights, losses, make_images, small_config
 from training_toys import difference
 
 import recollect
-from recollect.step.distributed import LostProcessError, Processes, _repeated, distributed_errors
+from recollect.step.distributed import LostProcessError, Processes, distributed_errors
 from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 from step import worker_step
@@ -84,21 +83,6 @@ def test_a_lost_process_leaves_no_group_behind() -> None:
     assert cause is not None
     assert "in collective" in "".join(traceback.format_tb(cause.__traceback__))
     assert seen[0]() is None, "its threads would go on"
-
-
-def test_a_sign_of_life_is_not_sent_after_the_work_is_done() -> None:
-    """It would meet the next collective of the other processes."""
-    began, ended = [], []
-
-    def call() -> None:
-        began.append(1)
-        time.sleep(0.2)
-        ended.append(1)
-
-    with _repeated(call, 0.01):
-        while not began:
-            time.sleep(0.01)
-    assert began == ended
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
-from training_toys import Noisy, NPair, PlainRecall, Proxies, Unit, batch, convnet, difference, gradients
+from training_toys import NPair, PlainRecall, Proxies, Unit, batch, convnet, difference, gradients
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.step import StepInfo, large_batch, large_batch_step
@@ -55,20 +55,6 @@ def test_dropout_and_stochastic_depth_are_replayed(options: dict[str, float], ch
     assert torch.equal(torch.get_rng_state(), after), "the random stream must go on as after one forward pass"
 
 
-def test_a_loss_that_draws_random_numbers_draws_new_ones_each_step() -> None:
-    model, (images, labels) = convnet().double(), batch()
-    values = {float(large_batch_step(model, Noisy(), images, labels, 5)) for _ in range(3)}
-    assert len(values) == 3
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_is_of_the_type_that_was_asked_for(dtype: torch.dtype) -> None:
-    model, seen = nn.Sequential(nn.Flatten(), nn.Linear(192, 6)), set[torch.dtype]()
-    model.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
-    large_batch_step(model, NPair(), *batch(dtype=torch.float32), 7, autocast=dtype)
-    assert seen == {dtype}
-
-
 @pytest.mark.parametrize("ambient", [False, True])
 def test_bfloat16_autocast(ambient: bool) -> None:
     model, (images, labels) = convnet(), batch(dtype=torch.float32)
@@ -101,21 +87,17 @@ def test_bfloat16_autocast(ambient: bool) -> None:
 
 
 def test_float16_with_scaling() -> None:
-    model, (images, labels) = convnet(), batch(dtype=torch.float32)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model, (images, labels), dtypes = convnet(), batch(dtype=torch.float32), set[torch.dtype]()
     large_batch_step(model, NPair(), images, labels, 6)
     exact = gradients(model)
     model.zero_grad()
+    model[-2].register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     value = large_batch_step(model, NPair(), images, labels, 6, autocast=torch.float16, scaler=scaler)
-    scaled = gradients(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    before = [p.detach().clone() for p in model.parameters()]
-    scaler.step(optimizer)
-    scaler.update()
-    moved = [b - p.detach() for b, p in zip(before, model.parameters(), strict=True)]
+    scaled = [g / 1024 for g in gradients(model) if g is not None]
     largest = max(float(g.abs().max()) for g in exact if g is not None)
-    assert difference([g / 1024 for g in scaled if g is not None], exact) < 0.02 * largest
-    assert difference(moved, [g / 1024 for g in scaled if g is not None]) < 1e-6
+    assert difference(scaled, exact) < 0.02 * largest
+    assert dtypes == {torch.float16}
     assert float(value) < 100, "the value returned is not scaled"
 
 
@@ -187,25 +169,19 @@ def test_frozen_batch_norm_is_exact_and_keeps_its_statistics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "mode"),
+    ("norm", "mode", "message"),
     [
-        (nn.BatchNorm2d(8), "train"),
-        (nn.BatchNorm2d(8, track_running_stats=False), "eval"),
-        (nn.SyncBatchNorm(8), "train"),
+        (nn.BatchNorm2d(8), "train", r"BatchNorm '1' .*Freeze"),
+        (nn.BatchNorm2d(8, track_running_stats=False), "eval", r"BatchNorm '1' .*Freeze"),
+        (nn.InstanceNorm2d(8, track_running_stats=True), "train", r"forward .*1\.running_mean"),
     ],
 )
-def test_trained_batch_norm_is_refused(norm: nn.Module, mode: str) -> None:
+def test_layers_that_mix_images_or_change_their_state_are_refused(norm: nn.Module, mode: str, message: str) -> None:
     model, (images, labels) = convnet(norm=norm).double(), batch()
     model.train(mode == "train")
-    with pytest.raises(ConfigError, match=r"BatchNorm '1' .*Freeze"):
+    with pytest.raises(ConfigError, match=message):
         large_batch_step(model, NPair(), images, labels, 5)
     assert all(g is None for g in gradients(model))
-
-
-def test_other_state_changed_by_the_forward_pass_is_refused() -> None:
-    model, (images, labels) = convnet(norm=nn.InstanceNorm2d(8, track_running_stats=True)).double(), batch()
-    with pytest.raises(ConfigError, match=r"forward .*1\.running_mean"):
-        large_batch_step(model, NPair(), images, labels, 5)
 
 
 def test_partly_frozen_and_unused_parameters() -> None:
@@ -237,19 +213,6 @@ class FewMatter(nn.Module):
         return (embeddings * weights)[:, 0].sum()
 
 
-def test_images_without_gradient_need_no_second_forward() -> None:
-    model, (images, labels), info = convnet().double(), batch(), StepInfo()
-    plainly(model, FewMatter(3, 0.0), images, labels)
-    expected = gradients(model)
-    model.zero_grad()
-    large_batch_step(model, FewMatter(3, 0.0), images, labels, 2, info=info)
-    assert difference(gradients(model), expected) < 1e-9
-    assert (info.reembedded, info.skipped) == (3, 15)
-    assert info.gradient_norms.tolist() == [1.0] * 3 + [0.0] * 17
-    assert info.negligible_share(0.01) == pytest.approx(17 / 20)
-    assert info.negligible_share(0.34) == pytest.approx(18 / 20)
-
-
 class Graded(nn.Module):
     """Gradients of norm 0.001, 0.002 … 0.014 for the first 14 images and 1 for the last 6: together 6.105."""
 
@@ -265,6 +228,7 @@ def test_skipping_a_share_of_the_gradient(share: float, skipped: int) -> None:
     large_batch_step(model, Graded(), images, labels, 7, skip_share=share, info=info)
     ours = gradients(model)
     assert (info.skipped, info.reembedded) == (skipped, 14 - skipped)
+    assert info.negligible_share(0.01) == pytest.approx(10 / 20)
     model.zero_grad()
     embeddings = model(images)
     gradient = torch.autograd.grad(Graded()(embeddings, labels), embeddings, retain_graph=True)[0]
