@@ -26,7 +26,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
 
 from recollect.search import Index, service
-from recollect.search.service import LARGEST
+from recollect.search.service import MAX_BATCH
 from recollect.search.serving import allowed_hosts
 from search.live_service import Client, running
 from search.stores import fresh_address
@@ -232,7 +232,7 @@ def test_only_hosts_that_were_allowed_are_answered(index: Index) -> None:
 def test_slow_clients_are_disconnected_and_do_not_keep_others_out(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "CONNECTIONS", 5)
+    monkeypatch.setattr(service, "MAX_CONNECTIONS", 5)
     monkeypatch.setattr(service, "_HEADER_SECONDS", 600.0)
     with running(index) as client, ExitStack() as stack:
         idle = []
@@ -316,7 +316,7 @@ def test_queries_that_arrive_together_are_embedded_together(index: Index, photos
         model.gate.set()
         answers = [first, *others]
         assert all(answer.result().json()["results"][0]["id"] == "class4/1.png" for answer in answers)
-    assert model.sizes == [1, LARGEST, 40 - LARGEST]
+    assert model.sizes == [1, MAX_BATCH, 40 - LARGEST]
 
 
 def test_a_query_that_fails_does_not_fail_those_that_arrived_with_it(index: Index) -> None:

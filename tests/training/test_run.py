@@ -57,7 +57,7 @@ def test_a_line_cut_short_is_dropped_with_a_remark(tmp_path: Path) -> None:
         run.append_metrics({"kind": "step", "step": step, "loss": 0.5})
     with run.metrics_file.open("a") as file:
         file.write('{"kind": "st')
-    run.forget_after(2, remarks.append)
+    run.truncate_records(2, remarks.append)
     assert [record["step"] for record in run.read_metrics()] == [1, 2]
     assert "last line" in remarks[0]
     run.append_metrics({"kind": "step", "step": 3, "loss": 0.5})

@@ -212,7 +212,7 @@ class BatchConfig:
     """The batch of one step."""
 
     size: int | Literal["auto", "all"] = setting("auto", 1, _MANY, panel=STEPS, option="batch_size")
-    """Images per batch; ``all``, with ``--freeze``. The paper's M, over all processes."""
+    """Images per batch; ``all``, with ``--freeze``. M in the paper, summed over processes."""
     samples_per_class: int = setting(4, 1, _MANY)
     """Images per class in a batch."""
     chunk: int | Auto = setting("auto", 1, _MANY, panel=STEPS)
@@ -277,7 +277,7 @@ class RunConfig:
     seed: int = setting(0, 0, 2**63 - 1, panel=STEPS)
     """Random seed."""
     device: str = setting("auto", panel=MACHINE)
-    """``auto``, ``cpu`` or ``cuda``. A certain GPU is ``cuda:1``."""
+    """``auto``, ``cpu`` or ``cuda``. ``cuda:1`` selects a GPU."""
     precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", panel=MACHINE)
     """``fp32``, ``bf16`` or ``fp16``. Precision of the network; losses are computed in at least single precision."""
     deterministic: bool = False

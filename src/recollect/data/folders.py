@@ -1,6 +1,6 @@
 """Images in folders: the files, which folders are splits and classes, and which files are left out and why.
 
-``data/sources/folder.py`` makes image sets from them, ``list_images`` lists files to embed, ``search/indexed_files.py``
+``data/sources/folder.py`` makes image sets from them, ``list_images`` lists files to embed, ``search/sync.py``
 those of an index; all of them walk folders with ``class_images``. The file name extension decides what counts as an
 image; whether it can be read is known when it is decoded.
 """

@@ -61,16 +61,16 @@ from recollect.search.sync import stamp_of
 PAGE = Path(__file__).parent / "page"
 THUMBNAIL = 256
 """Longer side of a thumbnail in pixels."""
-FIELDS = 64 * 1024
+MAX_FIELD_BYTES = 64 * 1024
 """Bytes of a JSON body, and of a text field of a form."""
-CONNECTIONS = 200
+MAX_CONNECTIONS = 200
 """Open at once. Beyond it, one that waits for its client is closed for every new one."""
-LARGEST = 32
+MAX_BATCH = 32
 """Queries in one batch."""
-MOST = 1000
+MAX_RESULTS = 1000
 """Results of one query."""
-COLUMNS, VALUES = 16, 1000
-"""Of a filter: columns, and values of each."""
+MAX_COLUMNS, MAX_VALUES = 16, 1000
+"""Columns of a filter, and values per column."""
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -146,9 +146,9 @@ def _body(kinds: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
 _TEXT, _IMAGE = {"type": "string"}, {"type": "string", "format": "binary"}
 _ID = {"type": "string", "minLength": 1, "maxLength": LONGEST_ID}
-_K = {"type": "integer", "minimum": 1, "maximum": MOST, "default": NEIGHBOURS}
-_ALTERNATIVES = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": VALUES}]}
-_PAIRS = {"type": "object", "maxProperties": COLUMNS, "additionalProperties": _ALTERNATIVES}
+_K = {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS, "default": NEIGHBOURS}
+_ALTERNATIVES = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_VALUES}]}
+_PAIRS = {"type": "object", "maxProperties": MAX_COLUMNS, "additionalProperties": _ALTERNATIVES}
 _JSON, _FORM = "application/json", "multipart/form-data"
 SEARCH_BODY = _body({_JSON: {"id": _ID, "k": _K, "where": _PAIRS}, _FORM: {"image": _IMAGE, "k": _K, "where": _TEXT}})
 ADD_BODY = _body({_FORM: {"image": _IMAGE, "id": _ID, "metadata": _TEXT}})
@@ -273,7 +273,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.start = self.loop.time()
         self.loop.call_later(_HEADER_SECONDS, lambda: transport.close() if self.cycle is None else None)
-        if len(self.connections) > CONNECTIONS:
+        if len(self.connections) > MAX_CONNECTIONS:
             waiting = [other for other in self.connections if isinstance(other, Connection) and other.is_waiting()]
             if waiting:
                 min(waiting, key=lambda other: other.start).transport.close()
@@ -307,7 +307,7 @@ class Guard:
             return
         start, status, size, request = time.perf_counter(), 500, 0, Headers(scope=scope)
         is_form = request.get("content-type", "").lower().startswith("multipart/")
-        limit = FIELDS + (self._max_bytes if is_form else 0)
+        limit = MAX_FIELD_BYTES + (self._max_bytes if is_form else 0)
         too_large = f"the body is larger than {limit:,} bytes."
 
         async def counted() -> Message:
@@ -524,7 +524,7 @@ class _Service:
         if kind != _FORM:
             raise HTTPException(415, "send multipart/form-data with an image, or application/json with an id.")
         try:
-            form = await request.form(max_files=1, max_fields=8, max_part_size=FIELDS)
+            form = await request.form(max_files=1, max_fields=8, max_part_size=MAX_FIELD_BYTES)
         except (MultiPartException, UnicodeDecodeError, ValueError) as error:
             raise HTTPException(400, "this is not a readable form.") from error
         try:
@@ -564,8 +564,8 @@ def _count(value: Any) -> int:
         number = int(value) if not isinstance(value, bool) else 0
     except (TypeError, ValueError, OverflowError):
         number = 0
-    if not 1 <= number <= MOST or (isinstance(value, float) and value != number):
-        raise HTTPException(422, f"k must be a whole number from 1 to {MOST}.")
+    if not 1 <= number <= MAX_RESULTS or (isinstance(value, float) and value != number):
+        raise HTTPException(422, f"k must be a whole number from 1 to {MAX_RESULTS}.")
     return number
 
 
@@ -576,8 +576,8 @@ def _where(value: Any) -> Where:
     if not isinstance(conditions, dict):
         raise HTTPException(422, "where must be an object of names and values.")
     where = clean_where(conditions)
-    if len(where) > COLUMNS or any(len(values) > VALUES for values in where.values()):
-        raise HTTPException(422, f"where may have {COLUMNS} names, with {VALUES:,} values each.")
+    if len(where) > MAX_COLUMNS or any(len(values) > MAX_VALUES for values in where.values()):
+        raise HTTPException(422, f"where may have {MAX_COLUMNS} names, with {MAX_VALUES:,} values each.")
     return where
 
 
@@ -660,7 +660,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while True:
             jobs: list[Job] = []
-            while not jobs or (len(jobs) < LARGEST and not self._queue.empty()):
+            while not jobs or (len(jobs) < MAX_BATCH and not self._queue.empty()):
                 job = await self._queue.get()
                 try:
                     await job.present()

@@ -1,7 +1,7 @@
 """The plan of a training, printed before it starts: sizes, memory, time, and all automatic settings.
 
-Times are those of two real steps (``optimizer.take_step``) and of one real batch of everything else, on the machine as busy as
-it is; memory is the peak of that. A step on more images than a few seconds allow is taken on a part of the batch.
+Times are measured on two real steps (``optimizer.take_step``) and one batch of every other stage, under the machine's current
+load; memory is the peak of that. If a step would take more than a few seconds, part of the batch is measured.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class RunFolder(RunFiles):
         """
         return self.last.with_name(f"best-{step}.pt")
 
-    def forget_best_but(self, step: int | None) -> None:
+    def delete_other_best(self, step: int | None) -> None:
         """Remove the best weights of all steps except ``step``; with None, all."""
         for path in self.last.parent.glob("best-*.pt"):
             if step is None or path != self.best(step):
@@ -234,7 +234,7 @@ class RunFolder(RunFiles):
             )
         return [record for record in records if record is not None]
 
-    def forget_after(self, step: int, remark: Callable[[str], None] = lambda line: None) -> None:
+    def truncate_records(self, step: int, remark: Callable[[str], None] = lambda line: None) -> None:
         """Remove the lines of steps after ``step``, which a resumed run repeats, and damaged lines."""
         records = [record for record in self.read_metrics(remark) if record["step"] <= step]
         if self.metrics_file.exists():

@@ -316,8 +316,8 @@ class Trainer:
             self._save()  # so that it is learned only once, even if the run is interrupted early
         if self.first:
             # Before the first step the first evaluation is repeated.
-            self.folder.forget_after(self.progress.step or -1, self.remark)
-            self.folder.forget_best_but(self.progress.best.get("step"))
+            self.folder.truncate_records(self.progress.step or -1, self.remark)
+            self.folder.delete_other_best(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
         self.started_at = time.monotonic() - self.progress.seconds
 
@@ -452,7 +452,7 @@ class Trainer:
         progress = replace(self.progress, epoch=state["epoch"], batch=state["batch"])
         save_checkpoint(self.folder.last, self.training.trained, progress, state, self.chunk)
         if self.first:
-            self.folder.forget_best_but(self.progress.best.get("step"))
+            self.folder.delete_other_best(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
 
     # After the last step ----------------------------------------------------------------------------------------------
@@ -481,6 +481,6 @@ class Trainer:
             set_name = SFM_NAME if self.training.sets.benchmark is not None else "the validation classes"
             by = f"{column_of(self.config.run.select)} of {set_name}" if best else "last step"
             self.folder.update_manifest(finished=now(), **outcome.for_manifest(chosen_by=by, judging_seconds=judging))
-            self.folder.forget_best_but(best.get("step"))
+            self.folder.delete_other_best(best.get("step"))
         self.processes.barrier()
         return outcome
