@@ -86,7 +86,7 @@ def test_unknown_keys_and_wrong_values_are_refused(setting: str, message: str) -
         ({"batch.size": "all"}, "freeze a part"),
         ({"run.epochs": 3, "run.steps": 10}, "set one of them to null"),
         ({"run.epochs": None}, "length of the run is not set"),
-        ({"model.freeze": "backbone", "data.augmentation": "crop"}, "computed once: set data.augmentation=none"),
+        ({"model.freeze": "backbone", "batch.size": "all", "data.augmentation": "crop"}, "with data.augmentation=none"),
         ({"run.precision": "fp16", "run.device": "cpu"}, "use bf16 or fp32"),
         ({"optimizer.schedule": "cosine", "optimizer.milestones": [3]}, "set optimizer.schedule=milestones"),
         ({"optimizer.milestones": [5, 3]}, "ascending order"),

@@ -134,6 +134,42 @@ def test_parameter_groups_have_the_papers_settings(lite0: Embedder) -> None:
     assert all(p.ndim > 1 for p in spared["head"]["params"])
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_small_patch16_dinov3",
+        "vit_base_patch14_reg4_dinov2",
+        "vit_base_patch16_siglip_224",
+        "vit_pe_core_base_patch16_224",
+        "vit_base_patch14_reg1_tipsv2",
+        "eva02_base_patch16_clip_224",
+        "aimv2_large_patch14_224",
+    ],
+)
+def test_lower_blocks_of_every_transformer_freeze(name: str) -> None:
+    narrow = {"embed_dim": 64, "depth": 4, "num_heads": 4, "img_size": 56 if "patch14" in name else 64}
+    network = timm_library().create_model(name, pretrained=False, num_classes=0, **narrow)
+    embedder = Embedder.create(network, size=narrow["img_size"], dim=8)
+    everything = {name for name, _ in network.named_parameters()}
+    embedder.freeze("blocks.1")
+    trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    above = ("blocks.2.", "blocks.3.", "norm.", "fc_norm.", "attn_pool.")
+    assert trained == {name for name in everything if name.startswith(above)}
+    embedder(torch.randint(0, 256, (2, 3, narrow["img_size"], narrow["img_size"]), dtype=torch.uint8)).sum().backward()
+    assert {name for name, parameter in network.named_parameters() if parameter.grad is not None} == trained
+    with pytest.raises(ConfigError, match=r"no stage 'blocks\.4': .*blocks\.3"):
+        embedder.freeze("blocks.4")
+
+
+def test_layers_of_a_convnet_are_finer_than_its_stages() -> None:
+    embedder = Embedder.create("timm:convnext_atto.d2_in1k", weights="none")
+    embedder.freeze("stages.2.blocks.1")
+    trained = {name for name, parameter in embedder.backbone.named_parameters() if parameter.requires_grad}
+    assert all(name.startswith(("stages.2.blocks", "stages.3", "head")) for name in trained)
+    assert not any(name.startswith(("stages.2.blocks.0", "stages.2.blocks.1")) for name in trained)
+    assert any(name.startswith("stages.2.blocks.2") for name in trained)
+
+
 def test_freeze() -> None:
     embedder = Embedder.create("tiny")
     embedder.freeze("block2")
@@ -152,7 +188,10 @@ def test_freeze() -> None:
         ("lite0-in1k", 64, {"dim": None}, ["stem", *(f"blocks.{i}" for i in range(7)), "conv_head"]),
         ("timm:resnet18.a1_in1k", 64, {"pooling": "gem"}, ["stem", "layer1", "layer2", "layer3", "layer4"]),
         ("timm:vit_tiny_patch16_224.augreg_in21k", 64, {}, ["embed", *(f"blocks.{i}" for i in range(12)), "norm"]),
-        ("timm:convnext_atto.d2_in1k", 64, {}, ["features"]),
+        ("timm:convnext_atto.d2_in1k", 64, {}, ["stem", *(f"stages.{i}" for i in range(4)), "norm_pre"]),
+        ("tinyvit-sam", 64, {}, ["stem", *(f"stages.{i}" for i in range(4))]),
+        ("timm:swin_tiny_patch4_window7_224.ms_in1k", 64, {}, ["stem", *(f"layers.{i}" for i in range(4)), "norm"]),
+        ("timm:vit_small_patch16_dinov3.lvd1689m", 64, {}, ["features"]),
     ],
 )
 def test_split_parts_compose_to_forward(init: str, size: int, options: dict[str, Any], stages: list[str]) -> None:

@@ -60,6 +60,23 @@ def test_only_the_rest_learns_and_the_result_is_an_ordinary_embedder(root: Path,
     assert evaluate(embeddings, images.labels, ks=(1,)).metrics["r@1"] == outcome.metrics["test"]["r@1"]
 
 
+def test_lower_blocks_are_locked_while_photos_are_augmented(root: Path, tmp_path: Path) -> None:
+    """Nothing is stored: the frozen part sees other crops in every step, and is the same at the end."""
+    changes = {"data.augmentation": "crop", "model.freeze": "block2", "batch.size": 16, "run.epochs": 6}
+    config = small_config(root, **{**FROZEN, **changes})
+    plan = "\n".join(trainer.plan(config).lines())
+    assert "frozen up to block2, whose features are computed in every step" in plan
+    outcome = train(config, tmp_path / "run")
+    torch.manual_seed(0)
+    start = Embedder.create("tiny", dim=16, size=24).state_dict()
+    end = final_weights(tmp_path / "run")
+    changed = {name for name in start if not torch.equal(start[name], end[name])}
+    assert {name.split(".")[2] for name in changed if name.startswith("backbone.")} == {"block3", "block4"}
+    assert not list((tmp_path / "cache").rglob("*.rows*"))
+    values = losses(outcome.folder)
+    assert min(values[-3:]) < values[0]
+
+
 def test_resuming_on_features_is_exact(root: Path, tmp_path: Path) -> None:
     config = small_config(root, **{**FROZEN, "run.checkpoint_steps": 3, "run.checkpoint_minutes": 60})
     train(config, tmp_path / "whole")

@@ -89,7 +89,8 @@ def resolve_auto(
 
     if config.model.freeze == "auto":
         choose("model", "freeze", *_freeze(config, device, pretrained))
-    frozen = config.model.freeze != "none"
+    # With an augmentation nothing is computed once: the part that is trained is fine-tuned as a whole network would be.
+    frozen = config.model.freeze != "none" and config.data.augmentation in ("auto", "none")
     if config.model.whitening == "auto":
         choose("model", "whitening", *_whitening(config, frozen, pretrained))
     if (dim := _whole_dim(config, images)) is not None:

@@ -192,7 +192,8 @@ class ModelConfig:
     """Download weights that are not on this machine."""
     freeze: str = setting("none", panel=MODEL)
     """``none``, ``backbone``, ``pooling`` or a stage: train only what comes after it. The features of the frozen part are
-    computed once. ``"auto"``: on a CPU, a pre-trained backbone with its pooling."""
+    computed once; with an augmentation they are computed in every step, without gradient. ``"auto"``: on a CPU, a
+    pre-trained backbone with its pooling."""
 
 
 @dataclass(frozen=True)
@@ -352,7 +353,6 @@ def _check_combinations(config: Config) -> None:
             f"data.augmentation_options are for your own augmentation, but data.augmentation is {augmentation}: use "
             "data.crop_scale and data.flip instead."
         )
-    frozen = model.freeze not in ("none", "auto")
     if isinstance(batch.size, int) and batch.size % batch.samples_per_class:
         below = batch.size // batch.samples_per_class * batch.samples_per_class
         raise ConfigError(
@@ -361,19 +361,16 @@ def _check_combinations(config: Config) -> None:
         )
     if batch.samples_per_class < 2:
         raise ConfigError("with batch.samples_per_class 1 no query has a positive: set it to 2 or more.")
-    if batch.size == "all" and model.freeze == "none":
-        raise ConfigError("batch.size 'all' is for frozen features: freeze a part (model.freeze=backbone).")
+    if batch.size == "all" and (model.freeze == "none" or augmentation not in ("auto", "none")):
+        raise ConfigError(
+            "batch.size 'all' is for stored features: freeze a part (model.freeze=backbone), with data.augmentation=none."
+        )
     if run.epochs not in (None, "auto") and run.steps is not None:
         raise ConfigError(
             f"run.epochs {run.epochs} and run.steps {run.steps} are two lengths: set one of them to null."
         )
     if run.epochs is None and run.steps is None:
         raise ConfigError("the length of the run is not set: set run.epochs or run.steps.")
-    if frozen and config.data.augmentation not in ("auto", "none"):
-        raise ConfigError(
-            f"data.augmentation {config.data.augmentation!r} cannot be used with model.freeze={model.freeze}, because "
-            "features are computed once: set data.augmentation=none, or model.freeze=none."
-        )
     if model.stages not in (0, "auto") and model.freeze not in ("none", "auto", "pooling"):
         raise ConfigError(
             f"model.stages {model.stages} needs the features of several stages, of which model.freeze={model.freeze} would "

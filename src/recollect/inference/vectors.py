@@ -173,7 +173,7 @@ def part_rows(
     pixels = _Pixels(embedder, images, keys, transform, at_once, workers, on_bad_image)
     provenance, network = _provenance(embedder, transform, upto), _fitted(embedder, embedder.split(upto)[0])
     earlier, others = None, list[tuple[VectorStore, slice]]()  # rows that the same pass gives besides
-    if frozen not in (None, "none", "auto", upto) and not whole:
+    if frozen not in (None, "none", "auto", upto) and not whole and embedder.can_split(str(frozen)):
         backbone = provenance["weights"] if frozen == "backbone" else None
         earlier = VectorStore(_provenance(embedder, transform, frozen, backbone))
     if keep and upto == "pooling" and frozen in ("backbone", "pooling") and embedder.pooling is not None:

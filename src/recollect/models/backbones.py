@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import posixpath
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -249,26 +250,60 @@ class Part(nn.Module):
         return x
 
 
+# Networks of timm whose ``forward_features`` applies their children in order.
+_CHAINS = ("ResNet", "EfficientNet", "ConvNeXt", "TinyVit", "SwinTransformer")
+_AFTER_FEATURES = ("global_pool", "attn_pool", "fc_norm", "head", "head_drop", "fc", "classifier")
+
+
 def backbone_stages(backbone: nn.Module) -> list[Stage]:
     """The stages whose composition is ``backbone.forward_features``; a single one for unknown architectures."""
     if isinstance(backbone, TinyConvNet):
         return list(backbone.blocks.named_children())
     net: Any = backbone
-    kind = f"{type(backbone).__module__}.{type(backbone).__name__}"
-    if kind == "timm.models.resnet.ResNet":
-        stem = nn.Sequential(net.conv1, net.bn1, net.act1, net.maxpool)
-        return [("stem", stem), *((name, getattr(net, name)) for name in ("layer1", "layer2", "layer3", "layer4"))]
-    if kind == "timm.models.efficientnet.EfficientNet":
-        blocks = [(f"blocks.{number}", block) for number, block in enumerate(net.blocks)]
-        return [
-            ("stem", nn.Sequential(net.conv_stem, net.bn1)),
-            *blocks,
-            ("conv_head", nn.Sequential(net.conv_head, net.bn2)),
-        ]
-    if kind == "timm.models.vision_transformer.VisionTransformer":
+    kind = type(backbone).__name__ if type(backbone).__module__.startswith("timm.models.") else ""
+    if kind == "VisionTransformer":
         blocks = [(f"blocks.{number}", block) for number, block in enumerate(net.blocks)]
         return [("embed", _TokenEmbedding(net)), *blocks, ("norm", net.norm)]
-    return [("features", _Features(net))]
+    if kind not in _CHAINS:
+        return [("features", _Features(net))]
+    stages: list[Stage] = []
+    before: list[Stage] = []
+    after: list[Stage] = []
+    for name, child in backbone.named_children():
+        if name in ("blocks", "stages", "layers"):
+            stages += [(f"{name}.{number}", stage) for number, stage in child.named_children()]
+        elif name.startswith("layer"):
+            stages.append((name, child))
+        elif name not in _AFTER_FEATURES:
+            (after if stages else before).append((name, child))
+    tail = [(after[0][0], nn.Sequential(*dict(after).values()))] if after else []
+    return [("stem", nn.Sequential(*dict(before).values())), *stages, *tail]
+
+
+def backbone_layers(backbone: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Parameters before the pooling by layer, from the input on, as timm's ``group_matcher`` of the network orders them.
+
+    Finer than stages, and for every transformer; empty for a network without a ``group_matcher``.
+    """
+    network: Any = backbone.transformer if isinstance(backbone, Unicom) else backbone
+    if not hasattr(network, "group_matcher"):
+        return {}
+    from timm.models import group_parameters
+
+    parameters, is_tokens = dict(network.named_parameters()), feature_kind(backbone) == "tokens"
+    # timm takes the norm before a transformer's blocks for the one after them.
+    early = [name for name in parameters if is_tokens and name.startswith("norm_pre.")]
+    layers: dict[str, list[nn.Parameter]] = {}
+    for group in group_parameters(network, network.group_matcher()).values():
+        names = [name for name in group if name.split(".")[0] not in _AFTER_FEATURES and name not in early]
+        if not names:
+            continue
+        modules = [name.replace(".", "/") for name in names if name.split(".")[0] == names[0].split(".")[0]]
+        layer = posixpath.commonpath(modules).replace("/", ".")
+        if not layers:
+            layer, names = "embed" if is_tokens else "stem", [*names, *early]
+        layers[layer] = [parameters[name] for name in names]
+    return layers
 
 
 class _TokenEmbedding(nn.Module):
@@ -316,17 +351,18 @@ class NativePool(nn.Module):
         return pooled
 
 
-def cut(stages: list[Stage], upto: str) -> int:
+def cut(stages: list[Stage], upto: str, layers: Iterable[str] = ()) -> int:
     """How many stages there are up to and including ``upto``; ``"backbone"``: all before the pooling.
 
     Raises:
-        ConfigError: there is no such stage, or nothing would be left.
+        ConfigError: there is no such stage, or nothing would be left; ``layers`` are listed as well.
     """
     names = list(dict(stages))
     if upto == "backbone":
         return names.index("pooling")
     if upto not in names[:-1]:
-        raise ConfigError(f"there is no stage {upto!r}: choose backbone or one of {', '.join(names[:-1])}.")
+        choices = ", ".join(dict.fromkeys([*names[:-1], *layers]))
+        raise ConfigError(f"there is no stage {upto!r}: choose backbone or one of {choices}.")
     return names.index(upto) + 1
 
 

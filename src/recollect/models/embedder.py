@@ -38,6 +38,7 @@ from recollect.models.backbones import (
     Part,
     Stage,
     apply_batch_norm,
+    backbone_layers,
     backbone_stages,
     build_outside,
     cut,
@@ -417,10 +418,23 @@ class Embedder(nn.Module):
         return part.train(self.training)
 
     def freeze(self, upto: str = "backbone") -> None:
-        """Stop training everything up to and including stage ``upto`` (as in ``split``): no gradients from now on."""
-        stages = self.stages()
-        for _, module in stages[: cut(stages, upto)]:
+        """Stop training everything up to and including ``upto``: no gradients from now on.
+
+        ``upto`` is a stage, as in ``split``, or a layer by timm's name, e.g. ``"blocks.9"`` of any transformer.
+        """
+        layers, stages = backbone_layers(self.backbone), self.stages()
+        if upto in layers and not self.can_split(upto):
+            for name, parameters in layers.items():
+                for parameter in parameters:
+                    parameter.requires_grad_(False)
+                if name == upto:
+                    return
+        for _, module in stages[: cut(stages, upto, layers)]:
             module.requires_grad_(False)
+
+    def can_split(self, upto: str) -> bool:
+        """Whether ``split`` can cut after ``upto``, so that features of the part before it can be stored."""
+        return upto == "backbone" or upto in dict(self.stages()[:-1])
 
     def parameter_groups(
         self,

@@ -405,7 +405,7 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
     embedder = embedder.to(device)
     if "model.stages" in undecided and hasattr(embedder.backbone, "forward_intermediates"):
         embedder.set_stages(STAGES)  # features of all that may be chosen, in one pass
-    frozen, network = divided(embedder, config.model.freeze)
+    frozen, network = divided(embedder, config)
     check_trainable_in_chunks(network)
     network.train()
     example, share = largest_input(config, embedder, sets.train, frozen)
@@ -435,12 +435,14 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
     )
 
 
-def divided(embedder: Embedder, upto: str) -> tuple[nn.Module | None, nn.Module]:
-    """The frozen part, if any, and what is trained."""
-    if upto == "none":
+def divided(embedder: Embedder, config: Config) -> tuple[nn.Module | None, nn.Module]:
+    """The frozen part whose features are stored, if any, and the network of the training loop."""
+    if config.model.freeze == "none":
         return None, embedder
-    embedder.freeze(upto)
-    return embedder.split(upto)
+    embedder.freeze(config.model.freeze)
+    # Otherwise the frozen part is computed in every step, without gradient.
+    stored = config.data.augmentation == "none" and embedder.can_split(config.model.freeze)
+    return embedder.split(config.model.freeze) if stored else (None, embedder)
 
 
 def open_source(setup: Setup) -> BatchSource:

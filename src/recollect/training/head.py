@@ -144,7 +144,7 @@ def choose_start(setup: Setup, source: BatchSource) -> Setup:
             setup.embedder.resize_head(choice.value)
         elif choice.name == "model.stages" and choice.value != setup.embedder.config.stages:
             setup.embedder.set_stages(choice.value)
-            frozen, network = divided(setup.embedder, config.model.freeze)
+            frozen, network = divided(setup.embedder, config)
             setup = replace(setup, frozen=frozen, network=network)
     new = {choice.name for choice in choices}
     earlier = [choice for choice in setup.auto_settings if choice.name not in new]
@@ -153,7 +153,7 @@ def choose_start(setup: Setup, source: BatchSource) -> Setup:
 
 def _head_only(setup: Setup) -> bool:
     """Whether nothing but the last layer is trained, on features that are at hand."""
-    return setup.config.model.freeze == "pooling"
+    return setup.frozen is not None and setup.config.model.freeze == "pooling"
 
 
 def trial_steps(setup: Setup) -> int:

@@ -77,6 +77,8 @@ class Plan:
     parameters: int
     trained_parameters: int
     frozen: str
+    cached: bool
+    """Whether the features of the frozen part are stored."""
     batch: int
     classes_per_batch: int
     virtual_batch: int
@@ -119,10 +121,11 @@ class Plan:
         """What each line is about, and its text."""
         yield from self._data_rows()
         size = f" at {self.image_size} px" if self.image_size else ""
-        frozen = f", frozen up to {self.frozen}: features are computed once" if self.frozen != "none" else ""
+        how = ": features are computed once" if self.cached else ", whose features are computed in every step"
+        frozen = f", frozen up to {self.frozen}{how}" if self.frozen != "none" else ""
         trained = f"{self.trained_parameters / 1e6:.2f} M trained{frozen}"
         yield "model", f"{self.init}{size}: {self.parameters / 1e6:.1f} M parameters, {trained}"
-        if self.frozen != "none" and self.own_size:
+        if self.cached and self.own_size:
             yield (
                 "size",
                 f"features are computed at the resolution the network was pre-trained at, {self.image_size} px; "
@@ -316,6 +319,7 @@ def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
         parameters=sum(parameter.numel() for parameter in embedder.parameters()),
         trained_parameters=sum(parameter.numel() for parameter in embedder.parameters() if parameter.requires_grad),
         frozen=model.freeze,
+        cached=setup.frozen is not None,
         batch=setup.batch_size,
         classes_per_batch=len(np.unique(images.labels[whole])),
         virtual_batch=_virtual_batch(setup, images.labels[whole]),
