@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from recollect.common.errors import ConfigError, InputError, WeightsError
 from recollect.common.images import IMAGENET_MEAN
 from recollect.models import Embedder
-from recollect.models.backbones import timm_library
+from recollect.models.backbones import backbone_layers, timm_library
 from recollect.models.embedder import multiscale
 
 CUDA = torch.device("cuda:0")
@@ -168,6 +168,8 @@ def test_layers_of_a_convnet_are_finer_than_its_stages() -> None:
     assert all(name.startswith(("stages.2.blocks", "stages.3", "head")) for name in trained)
     assert not any(name.startswith(("stages.2.blocks.0", "stages.2.blocks.1")) for name in trained)
     assert any(name.startswith("stages.2.blocks.2") for name in trained)
+    blocks = [f"stages.{stage}.blocks.{block}" for stage, depth in enumerate((2, 2, 6, 2)) for block in range(depth)]
+    assert list(backbone_layers(embedder.backbone)) == ["stem", *blocks]
 
 
 def test_freeze() -> None:

@@ -178,7 +178,7 @@ def _whitening(config: Config, frozen: bool, pretrained: bool) -> tuple[str | No
         return None, "features of a network with random weights do not distinguish classes"
     if frozen or config.run.steps == 0:
         return "all", "the last layer starts as a whitening of the training classes, not at random"
-    return None, "the whole network is trained"
+    return None, "the whole network is trained" if config.model.freeze == "none" else "the upper layers are trained too"
 
 
 def _whole_dim(config: Config, images: ImageSet) -> tuple[int, str] | None:

@@ -298,7 +298,9 @@ def backbone_layers(backbone: nn.Module) -> dict[str, list[nn.Parameter]]:
         names = [name for name in group if name.split(".")[0] not in _AFTER_FEATURES and name not in early]
         if not names:
             continue
-        modules = [name.replace(".", "/") for name in names if name.split(".")[0] == names[0].split(".")[0]]
+        # Named after its block, not after a downsampling before it or the norm after the last one.
+        own = [name for name in names if name.split(".")[0] == names[0].split(".")[0] and ".downsample." not in name]
+        modules = [name.replace(".", "/") for name in own or names]
         layer = posixpath.commonpath(modules).replace("/", ".")
         if not layers:
             layer, names = "embed" if is_tokens else "stem", [*names, *early]
