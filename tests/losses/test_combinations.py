@@ -71,8 +71,8 @@ def test_a_memory_takes_a_rank_loss_of_one_s_own(tmp_path: Path) -> None:
         "class Other(__import__('torch').nn.Module):\n    pass\n"
     )
     batch, labels = unit(8, 5, 1), torch.arange(8) // 2
-    mine, known = (CrossBatchMemory(5, 8, name) for name in (f"{tmp_path}/mine.py:Mine", "smooth_ap"))
-    torch.testing.assert_close(mine(batch, labels), known(batch, labels))
+    mine, built_in = (CrossBatchMemory(5, 8, name) for name in (f"{tmp_path}/mine.py:Mine", "smooth_ap"))
+    torch.testing.assert_close(mine(batch, labels), built_in(batch, labels))
     for other in (f"{tmp_path}/mine.py:Other", "fast_ap", "cross_batch_memory", 3):
         with pytest.raises(ConfigError, match=r"cannot use a memory: choose one of recall_at_k, .*hierarchical_ap"):
             CrossBatchMemory(5, 8, other)  # type: ignore[arg-type]

@@ -44,20 +44,20 @@ def released(name: str, options: dict[str, Any], images: int) -> TiledLoss:
 def test_values_and_gradients_of_released_code(name: str, case: int) -> None:
     embeddings = torch.tensor(CASES[case]["embeddings"], dtype=torch.float64).requires_grad_()
     labels = torch.tensor(CASES[case]["labels"])
-    wanted = CASES[case]["losses"][name]
+    expected = CASES[case]["losses"][name]
     # The released calibration normalizes what it is given; ours takes embeddings as they are, here of length 1 already.
-    given = normalize(embeddings, dim=1) if name.startswith("calibration") else embeddings
-    value = released(name, wanted["options"], len(labels))(given, labels)
+    inputs = normalize(embeddings, dim=1) if name.startswith("calibration") else embeddings
+    value = released(name, expected["options"], len(labels))(inputs, labels)
     value.backward()
-    gradient: Tensor = torch.tensor(wanted["gradient"], dtype=torch.float64)
-    assert float(value) == pytest.approx(wanted["value"], abs=1e-10)
+    gradient: Tensor = torch.tensor(expected["gradient"], dtype=torch.float64)
+    assert float(value) == pytest.approx(expected["value"], abs=1e-10)
     torch.testing.assert_close(embeddings.grad, gradient, rtol=0, atol=1e-10)
 
 
 def test_the_default_is_the_papers_form() -> None:
     """The query is left out and all pairs are averaged over, so that the values differ."""
     embeddings = torch.tensor(CASES[0]["embeddings"], dtype=torch.float64)
-    labels, known = torch.tensor(CASES[0]["labels"]), CASES[0]["losses"]
-    assert SmoothAP(0.05)(embeddings, labels) > known["smooth_ap_released"]["value"] + 0.05
-    assert SupAP()(embeddings, labels) > known["sup_ap_released"]["value"] + 0.05
-    assert Roadmap(1.0)(embeddings, labels) < known["calibration_released"]["value"] - 0.05
+    labels, released_values = torch.tensor(CASES[0]["labels"]), CASES[0]["losses"]
+    assert SmoothAP(0.05)(embeddings, labels) > released_values["smooth_ap_released"]["value"] + 0.05
+    assert SupAP()(embeddings, labels) > released_values["sup_ap_released"]["value"] + 0.05
+    assert Roadmap(1.0)(embeddings, labels) < released_values["calibration_released"]["value"] - 0.05

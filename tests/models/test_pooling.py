@@ -47,9 +47,9 @@ def test_a_large_learned_exponent_stays_finite_in_float32() -> None:
 
 def test_other_poolings() -> None:
     maps, tokens = torch.rand(2, 3, 4, 5), torch.rand(2, 7, 3)
-    made = {name: make_pooling(name, kind="maps") for name in ("avg", "max")}
-    torch.testing.assert_close(made["avg"](maps), maps.mean((2, 3)))  # type: ignore[misc]
-    torch.testing.assert_close(made["max"](maps), maps.amax((2, 3)))  # type: ignore[misc]
+    poolings = {name: make_pooling(name, kind="maps") for name in ("avg", "max")}
+    torch.testing.assert_close(poolings["avg"](maps), maps.mean((2, 3)))  # type: ignore[misc]
+    torch.testing.assert_close(poolings["max"](maps), maps.amax((2, 3)))  # type: ignore[misc]
     cls = make_pooling("cls", kind="tokens", prefix_tokens=1)
     torch.testing.assert_close(cls(tokens), tokens[:, 0])  # type: ignore[misc]
     average = make_pooling("avg", kind="tokens", prefix_tokens=2)

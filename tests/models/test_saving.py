@@ -122,7 +122,7 @@ def test_the_embedder_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_new_folder_has_both_files_or_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: object) -> None:
+    def refuse(*_: object) -> None:
         raise DataError("the disk is full")
 
     embedder = Embedder.create("tiny")

@@ -144,9 +144,9 @@ def hierarchical_ap(
     for q in range(len(embeddings)):
         s = references @ embeddings[q]
         level = (coarse[others] == coarse[labels[q]]).long() + (others == labels[q]).long()
-        kept = torch.ones(len(s), dtype=torch.bool)
-        kept[q] = ref_emb is not None
-        s, level = s[kept], level[kept]
+        is_other = torch.ones(len(s), dtype=torch.bool)
+        is_other[q] = ref_emb is not None
+        s, level = s[is_other], level[is_other]
         if not (level > 0).any():
             continue
         number = torch.stack([(level == n).sum() for n in range(3)])

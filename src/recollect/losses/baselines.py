@@ -124,8 +124,8 @@ def call_in(loss: nn.Module, dtype: torch.dtype, arguments: tuple[Any, ...]) -> 
     if all(parameter.dtype == dtype for parameter in loss.parameters()):
         result: Tensor = loss(*arguments)
         return result
-    seen = {name: parameter.to(dtype) for name, parameter in loss.named_parameters()}
-    result = torch.func.functional_call(loss, seen, arguments)
+    cast = {name: parameter.to(dtype) for name, parameter in loss.named_parameters()}
+    result = torch.func.functional_call(loss, cast, arguments)
     return result
 
 

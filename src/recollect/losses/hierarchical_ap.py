@@ -162,8 +162,8 @@ class _Level:
         self.x = torch.where(self.mask, self.items, unseen)
         self.count = mask.sum(0).to(items.dtype)
         # An empty level has no bound; any number below the padding works.
-        some = self.count > 0
-        self.bounds = torch.where(some, self.x.amin(0), 0.0), torch.where(some, self.items.amax(0), 0.0)
+        is_filled = self.count > 0
+        self.bounds = torch.where(is_filled, self.x.amin(0), 0.0), torch.where(is_filled, self.items.amax(0), 0.0)
 
     def ranks(self, everything: Tensor, same: Tensor, other: Tensor) -> LevelRanks:
         """Ranks, with 1 and 0 as padding."""

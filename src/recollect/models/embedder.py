@@ -611,8 +611,8 @@ class Embedder(nn.Module):
                     raise InputError(f"an image tensor must be 3×H×W, not {tuple(shape)}.")
                 step = max(1, min(batch_size, most // (shape[1] * shape[2])))
                 for first in range(0, len(group), step):
-                    some = group[first : first + step]
-                    yield some, torch.stack([images[place] for place in some])  # type: ignore[misc]
+                    rows = group[first : first + step]
+                    yield rows, torch.stack([images[row] for row in rows])  # type: ignore[misc]
             files = [f": {printable(str(image))}" if isinstance(image, str | Path) else "" for image in images]
             names = [f"image {start + place}{files[place]}" for place in places]
             items: Any = [images[place] for place in places]

