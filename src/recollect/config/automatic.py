@@ -89,8 +89,7 @@ def resolve_auto(
 
     if config.model.freeze == "auto":
         choose("model", "freeze", *_freeze(config, device, pretrained))
-    # With an augmentation nothing is computed once: the part that is trained is fine-tuned as a whole network would be.
-    frozen = config.model.freeze != "none" and config.data.augmentation in ("auto", "none")
+    frozen = config.trains_on_features
     if config.model.whitening == "auto":
         choose("model", "whitening", *_whitening(config, frozen, pretrained))
     if (dim := _whole_dim(config, images)) is not None:

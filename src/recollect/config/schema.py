@@ -324,6 +324,11 @@ class Config:
         _check_ranges(self)
         _check_combinations(self)
 
+    @property
+    def trains_on_features(self) -> bool:
+        """Whether a frozen part is computed once per image: where photos are augmented, it is computed in every step."""
+        return self.model.freeze != "none" and self.data.augmentation in ("auto", "none")
+
 
 def _check_ranges(config: Config) -> None:
     """Check that every number is in the range of its field."""

@@ -143,9 +143,8 @@ def plan_comparison(
     batch, each = resolved.batch.size, resolved.batch.samples_per_class
     if not isinstance(batch, int):
         batch = each * max(2, min(usable_classes(resolved.batch, train.class_sizes), PAPER_BATCH // each))
-    frozen = resolved.model.freeze != "none"
     shared |= {"model.freeze": resolved.model.freeze, "loss.options": {}}
-    if frozen:
+    if resolved.trains_on_features:
         # Counted in batches of the runs that are reported; those of the search may be smaller.
         most = min(steps or HEAD_STEPS, max(HEAD_IMAGES // batch, 10))
         budget: EqualImages | UntilValidation = UntilValidation(most, most * batch)
@@ -260,7 +259,7 @@ def _slug(text: str) -> str:
 
 def _compute_features(planned: PlannedComparison) -> None:
     """Compute features of a frozen part once, with a progress line, before concurrent runs would each compute them."""
-    if planned.config.model.freeze == "none" or all(run.done for run in planned.matrix.runs(planned.cells)):
+    if not planned.config.trains_on_features or all(run.done for run in planned.matrix.runs(planned.cells)):
         return
     cell = planned.cells[0]
     run = Run(cell, Path(), seed=1, rate=cell.bench.rates[0], steps=1)

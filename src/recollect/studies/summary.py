@@ -395,9 +395,8 @@ class PlannedComparison:
     def lines(self) -> list[str]:
         """The plan in words, one line each."""
         bench, model, plan = self.cells[0].bench, self.config.model, self.as_dict()
-        frozen = (
-            "the whole network is trained" if model.freeze == "none" else f"frozen up to {model.freeze}, computed once"
-        )
+        once = ", computed once" if self.config.trains_on_features else ""
+        frozen = "the whole network is trained" if model.freeze == "none" else f"frozen up to {model.freeze}{once}"
         lines = [
             f"data       {plan['data']}: {self.train_images:,} training images of {self.train_classes:,} classes",
             f"network    {model.init}, {frozen}",

@@ -441,7 +441,7 @@ def divided(embedder: Embedder, config: Config) -> tuple[nn.Module | None, nn.Mo
         return None, embedder
     embedder.freeze(config.model.freeze)
     # Otherwise the frozen part is computed in every step, without gradient.
-    stored = config.data.augmentation == "none" and embedder.can_split(config.model.freeze)
+    stored = config.trains_on_features and embedder.can_split(config.model.freeze)
     return embedder.split(config.model.freeze) if stored else (None, embedder)
 
 
