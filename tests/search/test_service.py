@@ -316,7 +316,7 @@ def test_queries_that_arrive_together_are_embedded_together(index: Index, photos
         model.gate.set()
         answers = [first, *others]
         assert all(answer.result().json()["results"][0]["id"] == "class4/1.png" for answer in answers)
-    assert model.sizes == [1, MAX_BATCH, 40 - LARGEST]
+    assert model.sizes == [1, MAX_BATCH, 40 - MAX_BATCH]
 
 
 def test_a_query_that_fails_does_not_fail_those_that_arrived_with_it(index: Index) -> None:
