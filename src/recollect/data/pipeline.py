@@ -300,8 +300,9 @@ class Pipeline:
             pending, count = queue[-1], self.workers if self._only_decode else _CHUNK
             if self._pool is None or self._only_decode:
                 budget = 0
-            elif self.prefetch_bytes is None:  # at least two tasks per worker
-                budget = pending.row_bytes * max(len(pending.indices) * 3 // 2, self.workers * _CHUNK * 2)
+            elif self.prefetch_bytes is None:
+                two_tasks_each = min(pending.row_bytes * self.workers * _CHUNK * 2, 2**29)
+                budget = max(pending.row_bytes * len(pending.indices) * 3 // 2, two_tasks_each)
             positions = range(pending.started, min(pending.started + count, len(pending.indices)))
             pending.started = positions.stop
             used += len(positions) * pending.row_bytes

@@ -79,15 +79,15 @@ class Vectors:
         rows = torch.empty(len(indices), self.dim, dtype=dtype, device=self.device)
         which = np.searchsorted(self._starts, indices, side="right") - 1
         for number, part in enumerate(self._parts):
-            here = np.flatnonzero(which == number)
-            if here.size:
-                local = indices[here] - self._starts[number]
+            places = np.flatnonzero(which == number)
+            if places.size:
+                local = indices[places] - self._starts[number]
                 part_rows = part[to_tensor(local, part.device)] if isinstance(part, Tensor) else part[local]
                 values = self._converted(part_rows, dtype)
-                if here.size == len(indices):
+                if places.size == len(indices):
                     rows = values
                 else:
-                    rows[to_tensor(here, self.device)] = values
+                    rows[to_tensor(places, self.device)] = values
         self._check(rows, lambda row: int(indices[row]))
         return rows if self._lengths is None else _divided(rows, self._lengths[torch.from_numpy(indices)])
 
@@ -233,10 +233,10 @@ class ByLabel:
             rows, items = self._junk.pairs(np.arange(len(query_labels)))
             labelled = items < len(item_labels)
             rows, items = rows[labelled], items[labelled]
-            lost = item_class[items] == self._class[rows]
+            excluded = item_class[items] == self._class[rows]
             if self._own:
-                lost &= items != rows
-            self.counts = self.counts - np.bincount(rows[lost], minlength=len(query_labels))
+                excluded &= items != rows
+            self.counts = self.counts - np.bincount(rows[excluded], minlength=len(query_labels))
 
     def pairs(self, queries: Ints) -> tuple[Pairs, Pairs]:
         """Positives and ignored items of the given queries."""
