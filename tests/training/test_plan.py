@@ -118,7 +118,7 @@ def test_the_plan_in_words(root: Path) -> None:
     assert line("length", steps=100, epochs=2.5, batches_per_epoch=40) == "100 steps: 2.5 epochs of 40 batches"
     assert "400 validation queries are few" in line("note", validation_images=400)
     assert "note" not in dict(replace(plan, validation_images=500).rows())
-    assert "smaller photos are enlarged" in line("size", frozen="pooling", own_size=True)
+    assert "smaller photos are enlarged" in line("size", frozen="pooling", cached=True, own_size=True)
     assert "size" not in dict(replace(plan, frozen="pooling", own_size=False).rows())
 
 
