@@ -112,6 +112,7 @@ def test_what_the_user_said_is_left_alone() -> None:
         "model.freeze": "none",
         "model.whitening": None,
         "data.augmentation": "none",
+        "run.precision": "fp32",
     }
     config, made_choices = selection([30] * 100, "cuda", **message)
     assert made_choices == []

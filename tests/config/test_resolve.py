@@ -60,7 +60,7 @@ def test_a_configuration_survives_its_file(folder: Path) -> None:
         ("batch.size=many", "batch.size is 'many': it must be a whole number or auto or all"),
         ("batch.size=4.5", "batch.size is 4.5"),
         ("run.watch_test=1", "run.watch_test is 1: it must be true or false"),
-        ("run.precision=fp8", "it must be fp32 or bf16 or fp16"),
+        ("run.precision=fp8", "it must be auto or fp32 or bf16 or fp16"),
         ("optimizer.milestones=3", "it must be a list of numbers"),
         ("optimizer.lr=fast", "it must be a number or auto"),
         ("optimizer.lr=.nan", "optimizer.lr is nan"),

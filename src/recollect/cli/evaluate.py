@@ -145,7 +145,8 @@ def evaluate_command(
     quiet: options.Quiet = False,
     weights: options.Weights = None,
     download: options.Download = False,
-    batch_size: options.BatchSize = 64,
+    batch_size: options.BatchSize = None,
+    precision: options.Precision = None,
     multiscale: Annotated[
         bool | None, Option(help="Average each image over three scales. Default: instance search as the recipe says.")
     ] = None,
@@ -175,7 +176,7 @@ def evaluate_command(
         str(target).endswith(".npz"),
         "on vectors from a file",
         *("recipe", "data", "root", "split", "trained_classes", "weights", "download", "batch_size", "multiscale"),
-        *("max_pixels", "skip_bad"),
+        *("precision", "max_pixels", "skip_bad"),
     )
     options.refuse_unused(protocol == "reid", "with --protocol reid, which has no values per query", "queries_out")
     options.remarks_aside()
@@ -203,6 +204,7 @@ def evaluate_command(
         weights=weights,
         download=download,
         batch_size=batch_size,
+        precision=precision,
         memory=memory,
         device=device,
         on_bad_image="skip" if skip_bad else "error",
@@ -229,7 +231,8 @@ def embed(
     out: Annotated[Path, Option(help="The .npz to write.")] = Path("vectors.npz"),
     weights: options.Weights = None,
     dim: options.Dim = None,
-    batch_size: options.BatchSize = 64,
+    batch_size: options.BatchSize = None,
+    precision: options.Precision = None,
     device: options.Device = None,
     skip_bad: options.SkipBad = False,
     max_pixels: options.MaxPixels = None,
@@ -248,6 +251,7 @@ def embed(
         weights=weights,
         dim=dim,
         batch_size=batch_size,
+        precision=precision,
         device=device,
         on_bad_image="skip" if skip_bad else "error",
         download=download,

@@ -296,7 +296,13 @@ Minutes = Annotated[
     float | None,
     Option(min=0, max=10**7, callback=finite, help="Start no new run after this many minutes; 0 only writes the page."),
 ]
-BatchSize = Annotated[int, Option(min=1, max=2**16, help="Images per batch while embedding.")]
+BatchSize = Annotated[
+    int | None, Option(min=1, max=2**16, help="Images per batch while embedding. Default: 64, on a GPU more.")
+]
+Precision = Annotated[
+    str | None,
+    Option(help="Precision of the network: fp32, bf16, fp16, or auto: bf16 on GPUs that have it. Default: fp32."),
+]
 Wait = Annotated[
     float, Option(min=0, max=10**7, callback=finite, help="Seconds to wait for another process that is writing.")
 ]

@@ -58,7 +58,8 @@ def index(
     max_pixels: options.MaxPixels = None,
     wait: options.Wait = 0.0,
     weights: options.Weights = None,
-    batch_size: options.BatchSize = 64,
+    batch_size: options.BatchSize = None,
+    precision: options.Precision = None,
     device: options.Device = None,
     download: options.Download = False,
     as_json: options.AsJson = False,
@@ -81,9 +82,8 @@ def index(
     options.refuse_unused(not folders, "without a folder", "prefix", "rehash")
     options.refuse_unused(not (folders or rebuild), "without a folder or --rebuild", "prune")
     embeds = folders or add or model is not None
-    options.refuse_unused(
-        not embeds, "without a model or images", "weights", "batch_size", "device", "download", "max_pixels"
-    )
+    unused = ("weights", "batch_size", "precision", "device", "download", "max_pixels")
+    options.refuse_unused(not embeds, "without a model or images", *unused)
     update = update_index(
         address,
         [] if add or remove else names,
@@ -101,7 +101,9 @@ def index(
         check=check,
         rehash=rehash,
         wait=wait,
-        **options.drop_none(weights=weights, device=device, batch_size=batch_size, download=download),
+        **options.drop_none(
+            weights=weights, device=device, batch_size=batch_size, precision=precision, download=download
+        ),
     )
     for changes in update.changes:
         for sentence in changes.skipped:

@@ -295,6 +295,55 @@ def usable_device(name: str, setting: str = "device", *, training: bool = False)
     return device
 
 
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+
+
+def usable_precision(precision: str, device: torch.device, setting: str = "--precision") -> str:
+    """``precision``, with ``auto`` resolved: ``bf16`` on GPUs that compute with it, ``fp32`` elsewhere.
+
+    Raises:
+        ConfigError: there is no such precision, or the device cannot compute with it.
+    """
+    import torch
+
+    if precision not in PRECISIONS:
+        raise ConfigError(f"{setting} {precision} is unknown: choose one of {', '.join(PRECISIONS)}.")
+    if precision == "fp16" and device.type == "cpu":
+        raise ConfigError(f"{setting} fp16 is for GPUs, but this runs on the CPU: use bf16 or fp32.")
+    if precision == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] >= 8
+        return "bf16" if fast else "fp32"
+    return precision
+
+
+def autocast_dtype(precision: str) -> torch.dtype | None:
+    """The type of autocast for a precision; None for float32."""
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+
+
+@contextmanager
+def tf32(device: torch.device) -> Iterator[None]:
+    """Let a GPU multiply the float32 matrices of a network in TF32 inside the block: several times as fast.
+
+    Losses and evaluation turn it off again (``full_precision``). A program that chose by torch's newer setting keeps it.
+    """
+    import torch
+
+    older = None
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):
+            older = torch.get_float32_matmul_precision()
+    if older == "highest":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        if older == "highest":
+            torch.set_float32_matmul_precision(older)
+
+
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Multiply float32 matrices in float32 inside the block, even if the program allows TF32 or bfloat16 elsewhere.

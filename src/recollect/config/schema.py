@@ -279,8 +279,11 @@ class RunConfig:
     """Random seed."""
     device: str = setting("auto", panel=MACHINE)
     """``auto``, ``cpu`` or ``cuda``. ``cuda:1`` selects a GPU."""
-    precision: Literal["fp32", "bf16", "fp16"] = setting("fp32", panel=MACHINE)
-    """``fp32``, ``bf16`` or ``fp16``. Precision of the network; losses are computed in at least single precision."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting("auto", panel=MACHINE)
+    """``auto``, ``fp32``, ``bf16`` or ``fp16``. Precision of the network; losses are computed in at least single precision.
+    ``auto``: ``bf16`` on GPUs that have it, otherwise ``fp32``."""
+    compile: bool = False
+    """Compile the network with ``torch.compile``: minutes of preparation, then faster steps on a GPU."""
     deterministic: bool = False
     """Use only deterministic algorithms, on GPUs too."""
     evaluate_every: int | Auto = setting("auto", 1, _MANY)

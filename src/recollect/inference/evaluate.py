@@ -50,7 +50,7 @@ from recollect.inference.models import LoadedModel, open_model
 from recollect.inference.store import set_digest
 from recollect.inference.test_sets import TestSet, as_test_set, evaluation_ks, load_test, name_of_test, published_row
 from recollect.inference.training_record import read_trained_on
-from recollect.inference.vectors import BATCH, embed_set, skipped_files
+from recollect.inference.vectors import embed_set, skipped_files
 from recollect.losses.matryoshka import prefix_lengths, unit_rows
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 from recollect.models.saving import is_hub_address
@@ -148,7 +148,7 @@ def embed_test(
     recipe: Config | None = None,
     distractors: Path | None = None,
     multiscale: bool | None = None,
-    batch_size: int = BATCH,
+    batch_size: int | None = None,
 ) -> EvaluationInput:
     """The vectors of a test set. Images that cannot be read are skipped and listed if ``test.data`` says so.
 
@@ -189,6 +189,7 @@ def embed_test(
         "fingerprint": test.images.fingerprint,
         "scales": [1.0] if scales is None else list(scales),
         "image_size": preprocessing.max_side if preprocessing.resize is None else preprocessing.size,
+        **({} if embedder.precision == "fp32" else {"precision": embedder.precision}),
         "distractors": 0 if not with_them else str(distractors or "revisitop1m"),
         "skipped": [{"name": bad.name, "reason": bad.reason} for bad in skipped],
         "left_out": skipped_files(test.images, skipped),
@@ -200,6 +201,7 @@ def embed_test(
         "dimensions": embedder.dim,
         "scales": target.provenance["scales"],
         "interpolation": preprocessing.interpolation,
+        "precision": embedder.precision,
     }
     return target
 
@@ -520,9 +522,10 @@ def write_evaluation(
     overwrite: bool = False,
     weights: str | None = None,
     download: bool = False,
-    batch_size: int = BATCH,
+    batch_size: int | None = None,
     memory: int = 512,
     device: str | None = None,
+    precision: str | None = None,
     on_bad_image: str = "error",
     trust: bool = False,
 ) -> WrittenEvaluation:
@@ -552,6 +555,7 @@ def write_evaluation(
         overwrite: replace existing results.
         weights, download: of an initialisation, see ``recollect.load``.
         batch_size: images per batch while embedding. memory: MiB for ranking. device: where to compute.
+        precision: of the network: ``"fp32"`` by default, ``"bf16"``, ``"fp16"`` or ``"auto"``.
         on_bad_image: ``"error"``, or ``"skip"`` to leave out images that cannot be read, and list them.
         trust: run the code that a run or a saved embedder names (references).
 
@@ -588,7 +592,9 @@ def write_evaluation(
             notes, place, labels, name = _trained_classes_remark(target), target.place, target.labels, ""
             single_set = distractors is None and target.gallery is None
         else:
-            loaded = open_model(str(model), weights=weights, download=download, device=device, recipe=config)
+            loaded = open_model(
+                str(model), weights=weights, download=download, device=device, recipe=config, precision=precision
+            )
             test = load_test(
                 loaded.folder,
                 data=data,

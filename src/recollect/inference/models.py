@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, DataWarning
+from recollect.common.machine import usable_precision
 from recollect.common.reading import parse_yaml, read_json, read_text, read_torch, sha256
 from recollect.config.automatic import is_pretrained
 from recollect.config.resolve import from_mapping, missing_groups, untrusted_names
@@ -228,6 +229,7 @@ def open_model(
     device: str | torch.device | None = None,
     recipe: Config | None = None,
     dim: int | None = None,
+    precision: str | None = None,
 ) -> LoadedModel:
     """Open a run, a saved embedder or an initialisation.
 
@@ -239,6 +241,7 @@ def open_model(
         device: the device; the CPU by default.
         recipe: settings for an initialisation; by default its plain features are used.
         dim: shorten its vectors to this many numbers (``Embedder.shortened``).
+        precision: of its network: ``"fp32"`` by default, ``"bf16"``, ``"fp16"`` or ``"auto"``.
 
     Raises:
         DataError: no such folder, or neither a run nor an embedder. WeightsError: the weights are missing or damaged.
@@ -269,6 +272,7 @@ def open_model(
         loaded = dataclasses.replace(loaded, embedder=loaded.embedder.shortened(dim))
     if device is not None:
         loaded.embedder.to(device)
+    loaded.embedder.precision = usable_precision(precision or "fp32", loaded.embedder.device)
     loaded.embedder.eval()
     return loaded
 

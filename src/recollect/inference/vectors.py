@@ -13,6 +13,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.images import BadImage
-from recollect.common.machine import seconds_of
+from recollect.common.machine import autocast_dtype, seconds_of, tf32
 from recollect.common.text import some_names
 from recollect.data import ImageSet, Pipeline, summary, test_transform
 from recollect.data.transforms import Transform
@@ -35,7 +36,7 @@ from recollect.models.weights import weights_digest
 from recollect.step.large_batch import take_rows
 
 BATCH = 64
-"""Images in the network at once, at most (``Embedder.images_at_once``). Fixed, because rounding depends on it."""
+"""Images in the network at once on a CPU, at most (``Embedder.images_at_once``). Fixed, because rounding depends on it."""
 _PROBE = 32  # images that tell how long all will take
 _HEAD_ROWS = 4096  # pooled rows per call of the last layer
 
@@ -68,7 +69,7 @@ def embed_set(
     scales: Sequence[float] | None = None,
     transform: Transform | None = None,
     keys: Keys | None = None,
-    batch_size: int = BATCH,
+    batch_size: int | None = None,
     device: str | torch.device | None = None,
     workers: int | None = None,
     on_bad_image: str = "error",
@@ -83,7 +84,7 @@ def embed_set(
         scales: average over these scales; None for a single scale.
         transform: how pixels are computed; by default the embedder's preprocessing.
         keys: keys of the images, if already known.
-        batch_size: images per batch at the network's own size; fewer for larger images.
+        batch_size: images per batch at the network's own size; fewer for larger images. By default 64, on a GPU more.
         device: moves the embedder there first; None uses its current device.
         workers: threads that decode.
         on_bad_image: ``"error"`` raises the first unreadable image's ``ImageError``; ``"skip"`` sets its vector to NaN
@@ -104,7 +105,7 @@ def embed_set(
             provenance["stages"] = embedder.config.stages
         if embedder.head.linear is None or embedder.config.added_head:
             provenance["mean"] = "descriptors"
-        at_once = max(1, int(min(batch_size, embedder.images_at_once) / max(1.0, *(s * s for s in scales))))
+        at_once = max(1, int(min(batch_size or BATCH, embedder.images_at_once) / max(1.0, *(s * s for s in scales))))
         pixels = _Pixels(embedder, images, keys, transform, at_once, workers, on_bad_image)
         network = _Scales(embedder, scales)
         return pixels.stored(VectorStore(provenance), lambda places: pixels.rows(network, places), PART // 4, keep)
@@ -145,7 +146,7 @@ def part_rows(
     frozen: str | None = None,
     keys: Keys | None = None,
     transform: Transform | None = None,
-    batch_size: int = BATCH,
+    batch_size: int | None = None,
     workers: int | None = None,
     on_bad_image: str = "error",
     keep: bool = True,
@@ -168,8 +169,10 @@ def part_rows(
     if whole and upto != "pooling":
         raise ConfigError("a frozen part needs images of one size: set model.image_size, or model.freeze=none.")
     transform = test_transform(embedder.preprocessing) if transform is None else transform
-    fits = not whole and embedder.device.type != "cpu"
-    at_once = batch_size if fits else min(batch_size, embedder.images_at_once)
+    if whole or embedder.device.type == "cpu":
+        at_once = min(batch_size or BATCH, embedder.images_at_once)
+    else:
+        at_once = batch_size or 2 * embedder.images_at_once  # without a graph
     pixels = _Pixels(embedder, images, keys, transform, at_once, workers, on_bad_image)
     provenance, network = _provenance(embedder, transform, upto), _fitted(embedder, embedder.split(upto)[0])
     earlier, others = None, list[tuple[VectorStore, slice]]()  # rows that the same pass gives besides
@@ -195,7 +198,8 @@ def part_rows(
                 pixels.keys[cached], lambda lost: pixels.rows(_fitted(embedder, stage), cached[lost]), keep=False
             )
             batches = ((rows, np.arange(0)) for rows in torch.from_numpy(below).split(BATCH))
-            parts += [rows.cpu().numpy() for rows, _ in run_network(rest, batches, embedder.device)]
+            dtype = autocast_dtype(embedder.precision)
+            parts += [rows.cpu().numpy() for rows, _ in run_network(rest, batches, embedder.device, dtype)]
         if not stored.all():
             rows = pixels.rows(network, missing := places[~stored])
             read = np.isfinite(rows[:, 0]) if others else np.zeros(0, bool)
@@ -231,12 +235,15 @@ class _Pixels:
         images, device = self.images.subset(places), self.embedder.device
         network.train(self.embedder.training)
         rows: Rows | None = None
-        with Pipeline(images, self.transform, workers=self.workers, on_bad_image=self.on_bad_image) as pipeline:
+        dtype, pin = autocast_dtype(self.embedder.precision), device.type == "cuda"
+        with Pipeline(
+            images, self.transform, workers=self.workers, on_bad_image=self.on_bad_image, pin=pin
+        ) as pipeline:
             batches = ((batch.images, batch.indices) for batch in pipeline.sequential(self.at_once))
-            for outputs, read in run_network(network, batches, device, names=images.names):
+            for outputs, read in fetch_late(run_network(network, batches, device, dtype, images.names)):
                 if rows is None:
                     rows = np.full((len(images), *outputs.shape[1:]), np.nan, np.float32)
-                rows[read] = outputs.cpu().numpy()
+                rows[read] = outputs.numpy()
             for bad in pipeline.bad_images:
                 self.skipped[self.keys[places[bad.index]].tobytes()] = bad
         if rows is None:  # a blank image gives the shape of a row
@@ -307,6 +314,8 @@ def _provenance(
         "transform": transform.key,
         "pillow": PIL.__version__,  # decoders change in small ways
     }
+    if embedder.precision != "fp32":
+        provenance["precision"] = embedder.precision
     if upto is None:
         return provenance
     part = "backbone" if upto == "pooling" else upto
@@ -339,7 +348,7 @@ def run_network(
     was_training = network.training
     network.eval()
     try:
-        with torch.no_grad(), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        with torch.no_grad(), tf32(device), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             for inputs, places in batches:
                 taken = take_rows(inputs, slice(None), device)
                 name_of = None if names is None else [names[place] for place in places.tolist()].__getitem__
@@ -348,6 +357,23 @@ def run_network(
                 yield outputs, places
     finally:
         network.train(was_training)
+
+
+def fetch_late(results: Iterable[tuple[Tensor, Places]]) -> Iterator[tuple[Tensor, Places]]:
+    """Results on the CPU, each after the next batch was started: a GPU never waits for them."""
+
+    def started() -> Iterator[tuple[Tensor, Places, Callable[[], object]]]:
+        for outputs, places in results:
+            if outputs.device.type == "cuda":
+                host, copied = outputs.to("cpu", non_blocking=True), torch.Event(device=outputs.device)
+                copied.record()
+                yield host, places, copied.synchronize
+            else:
+                yield outputs, places, lambda: None
+
+    for (outputs, places, wait), _ in pairwise(chain(started(), [(torch.empty(0), np.arange(0), lambda: None)])):
+        wait()
+        yield outputs, places
 
 
 def head_inputs(
@@ -379,12 +405,14 @@ def seconds_of_rows(
     missing = np.flatnonzero(~VectorStore(_provenance(embedder, transform, upto)).contains(content_keys(images)))
     if not len(missing):
         return 0.0
-    some = images.subset(missing[:: max(1, len(missing) // _PROBE)][:_PROBE])
+    device, at_once = embedder.device, embedder.images_at_once
+    count = _PROBE if device.type == "cpu" else 2 * at_once  # on few images a GPU mostly waits for launches
+    some = images.subset(missing[:: max(1, len(missing) // count)][:count])
     with Pipeline(some, transform, workers=workers, on_bad_image=on_bad_image) as pipeline:
 
         def work() -> None:
-            batches = ((batch.images, batch.indices) for batch in pipeline.sequential(embedder.images_at_once))
-            for rows, _ in run_network(frozen, batches, embedder.device):
+            batches = ((batch.images, batch.indices) for batch in pipeline.sequential(at_once))
+            for rows, _ in run_network(frozen, batches, device, autocast_dtype(embedder.precision)):
                 rows.cpu()
 
         return seconds_of(work) * len(missing) / len(some)

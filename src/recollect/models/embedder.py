@@ -27,6 +27,7 @@ from recollect.common import plugins
 from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.images import BadImage, ImageSource, Preprocessing, bad_image_summary
+from recollect.common.machine import autocast_dtype, tf32
 from recollect.common.text import printable
 from recollect.data.image_set import ImageSet
 from recollect.data.pipeline import Pipeline
@@ -157,12 +158,15 @@ class Embedder(nn.Module):
         dim: dimension of its vectors.
         takes_any_size: whether it can embed and train on images of other sizes than its own.
         backbone, pooling, head: its parts; ``pooling`` is None when the backbone pools by itself.
+        precision: of its network in ``embed``, evaluation and search: ``"fp32"``, or ``"bf16"`` or ``"fp16"`` by autocast.
 
     Examples:
         >>> embedder = Embedder.create("tiny")
         >>> embedder(torch.zeros(2, 3, 48, 48, dtype=torch.uint8)).shape
         torch.Size([2, 128])
     """
+
+    precision = "fp32"
 
     def __init__(self, config: EmbedderConfig, backbone: nn.Module) -> None:
         super().__init__()
@@ -642,6 +646,7 @@ class Embedder(nn.Module):
         weight = torch.eye(dim, self.feature_dim) if linear is None else linear.weight.detach()[:dim].clone()
         bias = torch.zeros(dim) if linear is None else linear.bias.detach()[:dim].clone()
         short.load_state_dict(state | {"head.linear.weight": weight, "head.linear.bias": bias})
+        short.precision = self.precision
         return short.to(self.device).train(self.training)
 
     @torch.inference_mode()
@@ -658,7 +663,9 @@ class Embedder(nn.Module):
                     f"{self.config.init} takes images of {side}×{side} pixels only, not "
                     f"{batch.shape[-1]}×{batch.shape[-2]} or several scales: resize the images, or remove scales."
                 )
-        with backbones.refusing_narrow(batch):
+        dtype = autocast_dtype(self.precision)
+        autocast = torch.autocast(batch.device.type, dtype=dtype, enabled=dtype is not None)
+        with backbones.refusing_narrow(batch), tf32(batch.device), autocast:
             if before_head:
                 if scales is not None:
                     raise InputError("before_head returns one descriptor per image: remove scales.")

@@ -78,7 +78,7 @@ def update_index(
         check: first read the whole file of the index, and refuse one that is damaged.
         rehash: read every file, even if size and time are unchanged.
         wait: seconds to wait for another process that is writing.
-        opening: ``weights``, ``device``, ``batch_size``, ``download`` for the model.
+        opening: ``weights``, ``device``, ``batch_size``, ``precision``, ``download`` for the model.
 
     Raises:
         ConfigError: there is no index and no ``model`` to make one.

@@ -88,7 +88,7 @@ class ModelEncoder:
         *,
         opened: LoadedModel | None = None,
         device: str | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         keep: bool = False,
     ) -> None:
         self._embedder, self._opened, self._keep = embedder, opened, keep
@@ -105,7 +105,8 @@ class ModelEncoder:
             policy: Any = "error"
             if on_bad is not None:
                 policy = lambda bad: on_bad(bad.index, ImageError(bad.reason, bad.kind, bad.name))  # noqa: E731
-            rows = self._embedder.embed(images, progress=False, on_bad_image=policy, **self._options)
+            options = {**self._options, "batch_size": self._options["batch_size"] or 64}
+            rows = self._embedder.embed(images, progress=False, on_bad_image=policy, **options)
             return np.asarray(rows.numpy())
         from recollect.inference.vectors import embed_files
 
@@ -126,9 +127,10 @@ def open_encoder(
     weights: str | None = None,
     *,
     device: str | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     download: bool = False,
     keep: bool = False,
+    precision: str | None = None,
 ) -> Encoder:
     """An encoder from a run, the folder of a saved embedder, an initialisation's name, or an existing encoder.
 
@@ -139,6 +141,7 @@ def open_encoder(
         batch_size: images per batch.
         download: download weights that are not on this machine.
         keep: see ``ModelEncoder``.
+        precision: of its network: ``"fp32"`` by default, ``"bf16"``, ``"fp16"`` or ``"auto"``.
     """
     if isinstance(model, Encoder):
         return model
@@ -147,10 +150,12 @@ def open_encoder(
         return ModelEncoder(model, {"model": None}, **options)
     from recollect.inference.models import open_model
 
-    opened = open_model(str(model), weights=weights, download=download)
+    opened = open_model(str(model), weights=weights, download=download, device=device, precision=precision)
     if opened.remark is not None:
         warnings.warn(opened.remark, DataWarning, stacklevel=2)
     provenance = {"model": opened.provenance["model"], "weights": opened.provenance.get("weights")}
+    if opened.embedder.precision != "fp32":
+        provenance["precision"] = opened.embedder.precision
     return ModelEncoder(opened.embedder, provenance, opened=opened, **options)
 
 
@@ -164,6 +169,7 @@ def fingerprint(embedder: Embedder) -> str:
         [config.architecture, config.pooling, config.l2_before_head, *([config.stages] if config.stages else [])],
         [pixels.size, pixels.resize, pixels.interpolation, pixels.mean, pixels.std, pixels.max_side],
     ]
+    facts += [] if embedder.precision == "fp32" else [embedder.precision]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -117,7 +117,7 @@ class Index:
             model: a run, a saved embedder's folder, an initialisation's name, an ``Embedder``, or any ``Encoder``.
             dim: keep only the first values of each vector, normalized: less memory, less accurate.
             half: keep vectors in half precision.
-            opening: ``weights``, ``device``, ``batch_size``, ``download`` of ``open_encoder``.
+            opening: ``weights``, ``device``, ``batch_size``, ``precision``, ``download`` of ``open_encoder``.
 
         Raises:
             InputError: there is already an index, or ``dim`` is not possible.
@@ -175,7 +175,7 @@ class Index:
                 raise NoIndexError(store.address)
             index = cls(store, settings, **opening)
             if model is not None:
-                index._use(open_encoder(model, **opening))
+                index._use(open_encoder(model, **{"precision": settings.current.model.get("precision"), **opening}))
         except BaseException:
             store.close()
             raise
@@ -213,8 +213,8 @@ class Index:
                 f"{self.address}: the index does not know where its model is: give it with --model (model= in Python)."
             )
         try:
-            weights = self._opening.get("weights") or model.get("weights")
-            encoder = open_encoder(model["model"], **{**self._opening, "weights": weights})
+            recorded = {name: self._opening.get(name) or model.get(name) for name in ("weights", "precision")}
+            encoder = open_encoder(model["model"], **{**self._opening, **recorded})
         except (DataError, ConfigError) as error:
             raise ConfigError(f"the model of {self.address}: {error} If it moved, give it with --model.") from error
         return self._use(encoder)
@@ -604,7 +604,7 @@ class Index:
         expected = generation.model["fingerprint"]
         if expected not in (None, fingerprint):  # None: a file of vectors that was made elsewhere
             raise OtherModelError(
-                f"{what} is not the model of {self.address}: its weights or preprocessing differ (fingerprint "
+                f"{what} is not the model of {self.address}: its weights, preprocessing or precision differ (fingerprint "
                 f"{fingerprint[:12]} instead of {expected[:12]}). To embed all images with it: recollect index --rebuild "
                 "--model NEW"
             )

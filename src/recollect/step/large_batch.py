@@ -21,7 +21,7 @@ memory, and remembered with the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -404,13 +404,20 @@ def fitting_chunk(
     memories = _remembered.setdefault(model, {})
     if key not in memories:
         weight = graph_weight(forward, model, min(total, _PROBE))
-        memories[key] = _Memory(capacity=max(1, int((_budget(device) - weight.fixed) / max(weight.each, 1.0))))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        budget = CPU_BUDGET
+        if device.type == "cuda":
+            budget = int(CUDA_SHARE * (free_bytes(device) - _unallocated(trained)))
+        memories[key] = _Memory(capacity=max(1, int((budget - weight.fixed) / max(weight.each, 1.0))))
     memory = memories[key]
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    reserved = _unallocated(parameters) * 2 // 3  # the pass itself allocates gradients
     while min(total, memory.capacity) > memory.proven:
         chunk = min(total, memory.capacity)
         try:
-            with torch.enable_grad():  # one forward and backward pass, whose gradients are discarded
+            # One forward and backward pass, whose gradients are discarded, beside what the first step will allocate.
+            moments = torch.empty(reserved, dtype=torch.uint8, device=device) if device.type == "cuda" else None
+            with torch.enable_grad():
                 embeddings = forward(chunk)
                 if embeddings.requires_grad:
                     torch.autograd.grad(embeddings, parameters, torch.zeros_like(embeddings), allow_unused=True)
@@ -424,17 +431,21 @@ def fitting_chunk(
                     "a smaller model, or a lower precision (bf16)."
                 ) from error
             memory.capacity = chunk // 2
+        moments = None
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return min(total, memory.capacity)
 
 
-def _budget(device: torch.device) -> float:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return (free + cached) * CUDA_SHARE
-    return float(CPU_BUDGET)
+def free_bytes(device: torch.device) -> int:
+    """The memory of a GPU that is free or only cached."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _unallocated(parameters: Iterable[nn.Parameter]) -> int:
+    """Bytes that the first step allocates for good: gradients, and the two moments of Adam."""
+    return sum(3 * parameter.nbytes for parameter in parameters if parameter.grad is None)
 
 
 def step_threads(network: nn.Module, inputs: Tensor, batch: int, chunk: int) -> int:

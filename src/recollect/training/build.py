@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, DataWarning, InputError, WeightsError
 from recollect.common.images import BadImage, set_max_pixels
+from recollect.common.machine import autocast_dtype, usable_precision
 from recollect.common.reading import sha256
 from recollect.config.automatic import AutoSetting, choose_device, is_pretrained, resolve_auto, too_few
 from recollect.config.resolve import default_recipe, parse_settings, resolve, with_changes, with_settings
@@ -54,8 +55,6 @@ from recollect.training.batches import (
 )
 from recollect.training.optimizer import find_optimizer, make_optimizer
 from recollect.training.run import RunFolder, Trained, refuse_other_weights, resumed_config
-
-_PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -364,6 +363,8 @@ def prepared(config: Config | None, passed: PassedObjects | None = None) -> Iter
     try:
         yield prepare(config, device, processes, passed)
     finally:
+        if isinstance(passed.model, Embedder):  # the caller's
+            passed.model.precision = "fp32"
         distributed.stop()
 
 
@@ -398,16 +399,17 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it below torch 2.13
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    if config.run.precision == "fp16" and device.type == "cpu":
-        raise ConfigError("run.precision fp16 is for GPUs, but this runs on the CPU: use bf16 or fp32.")
-    dtype, model = _PRECISIONS[config.run.precision], passed.model
+    dtype, model = autocast_dtype(usable_precision(config.run.precision, device, "run.precision")), passed.model
     embedder = model if isinstance(model, Embedder) else make_embedder(config.model, config.run.seed, model)
     embedder = embedder.to(device)
+    embedder.precision = config.run.precision
     if "model.stages" in undecided and hasattr(embedder.backbone, "forward_intermediates"):
         embedder.set_stages(STAGES)  # features of all that may be chosen, in one pass
     frozen, network = divided(embedder, config)
     check_trainable_in_chunks(network)
     network.train()
+    if config.run.compile:
+        network.compile()
     example, share = largest_input(config, embedder, sets.train, frozen)
     size = config.batch.size if isinstance(config.batch.size, int) else len(sets.train)
     mine, chunk = -(-size // processes.size), config.batch.chunk

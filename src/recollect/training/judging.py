@@ -147,6 +147,7 @@ def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, s
     device, frozen = embedder.device, config.model.freeze
 
     def embedded(network: Embedder) -> SetRows:
+        network.precision = embedder.precision
         with torch.no_grad():
             return embed_set(network, images, keys=keys, frozen=frozen, on_bad_image="skip")
 

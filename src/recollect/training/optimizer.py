@@ -21,6 +21,7 @@ from torch import nn
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError
+from recollect.common.machine import tf32
 from recollect.config.schema import Config, OptimizerConfig
 from recollect.data import ImageSet
 from recollect.data.pipeline import Batch
@@ -163,18 +164,19 @@ def take_step(
         group["lr"] = group["base_lr"] * factor
     optimizer.zero_grad(set_to_none=True)
     try:
-        value = large_batch_step(
-            network,
-            trained.loss,
-            batch.images,
-            batch.labels,
-            chunk,
-            autocast=dtype,
-            scaler=scaler if scaler.is_enabled() else None,
-            group=trained.processes,
-            skip_share=config.batch.skip_share,
-            info=info,
-        )
+        with tf32(trained.device):
+            value = large_batch_step(
+                network,
+                trained.loss,
+                batch.images,
+                batch.labels,
+                chunk,
+                autocast=dtype,
+                scaler=scaler if scaler.is_enabled() else None,
+                group=trained.processes,
+                skip_share=config.batch.skip_share,
+                info=info,
+            )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -32,7 +32,7 @@ from recollect.inference.evaluate import measure_labelled
 from recollect.inference.vectors import run_network, seconds_of_rows
 from recollect.losses.engine.simix import MAX_PAIRS
 from recollect.step.distributed import Processes
-from recollect.step.large_batch import large_batch_step, random_state, set_random_state
+from recollect.step.large_batch import free_bytes, large_batch_step, random_state, set_random_state
 from recollect.training.batches import BatchSource, make_sampler, number_of_steps
 from recollect.training.build import Setup, make_trained, open_source
 from recollect.training.head import LARGEST, RATES, trial_steps, whitening_images
@@ -240,6 +240,8 @@ def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
         start, position, chunk = machine.clock(), Position(0.0, 0.0, 1.0), min(setup.chunk, len(batch.labels))
         with machine.limited_threads(setup.threads):
             take_step(setup.network, trained, config, batch, position, chunk, dtype=setup.dtype)
+        if gpu:
+            torch.cuda.synchronize(device)
         return machine.clock() - start
 
     def embed() -> None:
@@ -248,16 +250,21 @@ def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
             vectors.cpu()
 
     # Two steps: the first on a few images, the second on as many as a few seconds and the memory allow. All processes do the
-    # same, since they wait for each other.
+    # same, since they wait for each other. A GPU and a compiled network are timed on whole chunks, after one to warm up.
     most, before = -(-len(whole) // processes.size), _peak_bytes(device)
     done, more = most if config.batch.size == "all" else min(most, _FEW), 1.0
+    gpu, unit = device.type == "cuda", 1
+    if gpu or config.run.compile:
+        done = unit = -(-most // -(-most // min(setup.chunk, most)))
+        step_on(read(mine[:done]))
     for _ in range(2):
-        done = min(most, int(done * more))
+        done = min(most, max(1, int(done * more) // unit) * unit)
         start = machine.clock()
         batch = read(mine[:done])
         reading = machine.clock() - start
         computing, grown = step_on(batch), _peak_bytes(device) - before
-        more = min(_SECONDS / max(reading + computing, 1e-9), machine.available_bytes() / 2 / max(grown, 1))
+        available = free_bytes(device) if gpu else machine.available_bytes()
+        more = min(_SECONDS / max(reading + computing, 1e-9), available / 2 / max(grown, 1))
         more = max(1.0, min(processes.all_gather(more)))
     if done < most:
         # All but the last chunk are embedded twice, and a backward pass costs two forwards. The loss is of the whole batch.

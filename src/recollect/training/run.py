@@ -373,7 +373,10 @@ def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, A
         progress = Progress(**content["progress"])
         for name in ("model", "loss", "optimizer", "scaler"):
             getattr(trained, name).load_state_dict(content[name])
-        set_random_state(trained.device, [state.cpu() for state in states[trained.processes.rank]])
+        state = [state.cpu() for state in states[trained.processes.rank]]
+        # A run that began on a CPU has no state of a GPU's generator, which keeps its seed.
+        state += random_state(trained.device)[len(state) :]
+        set_random_state(trained.device, state)
         return progress, content["sampler"], content["chunk"]
     except DataError:
         raise

@@ -180,6 +180,8 @@ def _train(
                         if run is not None:
                             note_resumption(folder, training.config, outside)
                     trainer.remark(f"run        {folder.path}")
+                    if setup.processes.size > 1:  # NCCL ends a process that waits in vain before it can say so
+                        trainer.remark(f"resume     if a process is lost, all of them: {how}")
                     return trainer.run()
 
 

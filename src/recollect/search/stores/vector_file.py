@@ -130,7 +130,7 @@ class VectorFile(Store):
     def read_document(self, key: str) -> dict[str, Any] | None:
         """The settings of an index of these vectors."""
         model = {name: self.source.get(name) for name in ("model", "weights", "fingerprint", "sha256")}
-        model |= {"name": model["model"], "dim": self._model_dim}
+        model |= {"name": model["model"], "dim": self._model_dim, "precision": self.source.get("precision")}
         return asdict(Settings(Generation(1, model, self.embeddings.shape[1])))
 
     def generations(self) -> list[int]:
@@ -193,8 +193,9 @@ def embed_catalogue(
     *,
     weights: str | None = None,
     dim: int | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     device: str | None = None,
+    precision: str | None = None,
     on_bad_image: str = "error",
     download: bool = False,
     overwrite: bool = False,
@@ -207,6 +208,7 @@ def embed_catalogue(
         out: the ``.npz`` to write.
         dim: keep only this many first numbers of each vector.
         batch_size: images per batch. device: where to compute.
+        precision: of the network: ``"fp32"`` by default, ``"bf16"``, ``"fp16"`` or ``"auto"``.
         on_bad_image: ``"error"`` stops at images that cannot be read, ``"skip"`` continues with a warning.
         download: download an initialisation's weights if they are missing.
         overwrite: replace ``out``.
@@ -226,7 +228,8 @@ def embed_catalogue(
         raise InputError(f"{out} already exists: choose another --out, or allow overwriting (--overwrite).")
     make_folder_for(out)
     listing = list_images(inputs, on_bad_image=on_bad_image)
-    encoder = open_encoder(model, weights, device=device, batch_size=batch_size, download=download, keep=True)
+    opening: dict[str, Any] = {"device": device, "batch_size": batch_size, "precision": precision}
+    encoder = open_encoder(model, weights, download=download, keep=True, **opening)
     length = vector_length(encoder, dim)
     errors: dict[int, ImageError] = {}
     vectors = encoder.embed(listing.paths, errors.__setitem__ if on_bad_image == "skip" else None)
