@@ -413,10 +413,11 @@ def fitting_chunk(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     reserved = _unallocated(parameters) * 2 // 3  # the pass itself allocates gradients
     while min(total, memory.capacity) > memory.proven:
-        chunk = min(total, memory.capacity)
+        chunk, moments = min(total, memory.capacity), list[Tensor]()
         try:
             # One forward and backward pass, whose gradients are discarded, beside what the first step will allocate.
-            moments = torch.empty(reserved, dtype=torch.uint8, device=device) if device.type == "cuda" else None
+            if device.type == "cuda":
+                moments.append(torch.empty(reserved, dtype=torch.uint8, device=device))
             with torch.enable_grad():
                 embeddings = forward(chunk)
                 if embeddings.requires_grad:
@@ -431,7 +432,7 @@ def fitting_chunk(
                     "a smaller model, or a lower precision (bf16)."
                 ) from error
             memory.capacity = chunk // 2
-        moments = None
+        moments.clear()
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return min(total, memory.capacity)
