@@ -9,7 +9,7 @@ import pytest
 
 from recollect.common.errors import ConfigError
 from recollect.config import schema
-from recollect.config.resolve import known_keys, resolve
+from recollect.config.resolve import resolve, setting_keys
 from recollect.config.schema import Config, Range
 
 
@@ -54,4 +54,4 @@ def test_values_outside_are_refused_with_the_range(name: str) -> None:
 
 
 def test_every_setting_says_what_it_means() -> None:
-    assert schema.meanings().keys() == set(known_keys())
+    assert schema.meanings().keys() == set(setting_keys())

@@ -167,7 +167,7 @@ def test_what_cannot_be_a_logger_is_refused() -> None:
     for name, message in (
         ("wandbb", "Did you mean wandb"),
         ("collections:OrderedDict", "on_start"),
-        ("math:pi", "a class of callbacks"),
+        ("math:pi", "not a callable"),
     ):
         with pytest.raises(ConfigError, match=message):
             callbacks.make_loggers(RunConfig(loggers=(name,)))

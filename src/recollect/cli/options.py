@@ -223,7 +223,7 @@ def _completion(names: str | Iterable[str], kind: str = "", ending: str = "") ->
 
 
 complete_recipe = _completion("recollect.config.recipes:available_recipes")
-complete_setting = _completion("recollect.config.resolve:known_keys", ending="=")
+complete_setting = _completion("recollect.config.resolve:setting_keys", ending="=")
 complete_loss = _completion("recollect:available_losses", "loss")
 complete_model = _completion("recollect:available_models", "backbone")
 complete_data = _completion("recollect:available_data", "data set")

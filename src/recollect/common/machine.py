@@ -283,15 +283,13 @@ def usable_device(name: str, setting: str = "device", *, training: bool = False)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"{setting} is {name}, but there are {torch.cuda.device_count()} GPUs, counted from 0.")
     if device.type not in ("cpu", "cuda"):
-        try:
-            torch.ones(1, device=device).item()  # "meta" has tensors without content
-            torch.ones(1, dtype=torch.float64 if training else None, device=device)
-        except TypeError as error:  # "mps"
+        try:  # "meta" has tensors without content, "mps" no float64, in which losses are summed
+            torch.ones(1, dtype=torch.float64 if training else None, device=device).item()
+        except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+            why = " (it has no float64)" if isinstance(error, TypeError) else ""
             raise ConfigError(
-                f"{setting} is {device}, which has no float64, and losses are summed in it: use auto, cpu or cuda."
+                f"{setting} is {device}, which cannot compute here{why}: use auto, cpu or cuda."
             ) from error
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise ConfigError(f"{setting} is {device}, which cannot compute here: use auto, cpu or cuda.") from error
     return device
 
 

@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -180,7 +180,7 @@ def parse_settings(settings: Settings | None, options: Mapping[str, Any] | None 
     return values
 
 
-def known_keys() -> list[str]:
+def setting_keys() -> list[str]:
     """Every key that ``--set`` takes, e.g. ``batch.size``."""
     groups = {name: kind for name, kind in typing.get_type_hints(Config).items() if is_dataclass(kind)}
     return [f"{name}.{item.name}" for name, kind in groups.items() for item in fields(kind)]
@@ -191,8 +191,8 @@ def _assign(values: dict[str, Any], settings: Mapping[str, Any]) -> None:
     for key, value in settings.items():
         *groups, last = key.split(".")
         if not groups and last not in {item.name for item in fields(Config)}:
-            matches = [name for name in known_keys() if name.endswith(f".{last}")]
-            hint = f" Did you mean {matches[0]}?" if matches else did_you_mean(key, known_keys())
+            matches = [name for name in setting_keys() if name.endswith(f".{last}")]
+            hint = f" Did you mean {matches[0]}?" if matches else did_you_mean(key, setting_keys())
             raise ConfigError(f"there is no setting {key!r}.{hint}")
         inner = values
         for name in groups:
@@ -374,25 +374,18 @@ def brief(value: Any) -> str:
 # Names of your own code ---------------------------------------------------------------------------------------------
 
 
+_NAMES = (
+    "data.name", "data.augmentation", "model.init", "loss.name", "loss.options", "optimizer.name", "run.select",
+    "run.loggers",
+)  # fmt: skip
+"""Settings that can be references, or contain some."""
+
+
 def with_names(config: Config, change: Callable[[str], str]) -> Config:
     """``config`` with ``change`` applied to every name that can be a reference, names among a loss's options included."""
-    data, model, loss, run = config.data, config.model, config.loss, config.run
-    names = (data.name, data.augmentation, model.init, loss.name, config.optimizer.name, run.select, *run.loggers)
-    if ":" not in "".join(names) and not loss.options:
-        return config  # only names of recollect and of installed packages
-    return replace(
-        config,
-        data=replace(data, name=change(data.name), augmentation=change(data.augmentation)),
-        model=replace(model, init=change(model.init)),
-        loss=replace(loss, name=change(loss.name), options=plugins.map_strings(loss.options, change)),
-        optimizer=replace(config.optimizer, name=change(config.optimizer.name)),
-        run=replace(
-            run,
-            select=change(run.select),
-            loggers=tuple(map(change, run.loggers)),
-            logger_options={change(name): options for name, options in run.logger_options.items()},
-        ),
-    )
+    names = {key: plugins.map_strings(attrgetter(key)(config), change) for key in _NAMES}
+    names["run.logger_options"] = {change(name): options for name, options in config.run.logger_options.items()}
+    return with_settings(config, names)
 
 
 def absolute_names(config: Config) -> Config:

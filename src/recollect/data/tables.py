@@ -6,7 +6,7 @@ import csv
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,16 @@ def read_csv(
                 extra: Any = row.pop(None, None) or []
                 if not any(cell.strip() for cell in (*row.values(), *extra) if cell):
                     continue
-                _check_cells(path, reader, row, extra, expected)
+                torn = [column for column in expected if "\n" in (row.get(column) or "").strip()]
+                if torn or any(cell.strip() for cell in extra):
+                    # A quotation mark that is missing swallows the last line break too.
+                    breaks = "".join([cell or "" for cell in (*row.values(), *extra)]).rstrip().count("\n")
+                    count = f"{len(row) + len(extra)} values for {number_of(len(row), 'column')}"
+                    raise DataError(
+                        f"{path}, line {reader.line_num - breaks}: "
+                        f"{f'the value of {torn[0]!r} has several lines' if torn else count}. A quotation mark may be "
+                        f"missing; put a value that contains {reader.reader.dialect.delimiter!r} between quotation marks."
+                    )
                 if empty := [column for column in columns if not values[column]]:
                     raise DataError(f"{path}, line {reader.line_num}: {empty[0]!r} is empty; every row needs a value.")
                 yield reader.line_num, values
@@ -105,27 +114,6 @@ def read_csv(
         raise DataError(f"{path}: not a CSV file in UTF-8 ({error}). Save it as UTF-8.") from error
     except csv.Error as error:
         raise DataError(f"{path}: not a CSV file ({error}).") from error
-
-
-def _check_cells(
-    path: Path, reader: csv.DictReader[str], row: Mapping[str, str], extra: Sequence[str], expected: Collection[str]
-) -> None:
-    """Refuse a row whose quotation marks are missing: several lines in a cell of ``expected``, or ``extra`` cells."""
-    torn = [column for column in expected if "\n" in (row.get(column) or "").strip()]
-    if not torn and not any(cell.strip() for cell in extra):
-        return
-    # A quotation mark that is missing swallows the last line break too.
-    breaks = "".join([cell or "" for cell in (*row.values(), *extra)]).rstrip().count("\n")
-    where = f"{path}, line {reader.line_num - breaks}"
-    if torn:
-        raise DataError(
-            f"{where}: the value of {torn[0]!r} has several lines. If a quotation mark is missing at its end, add it; "
-            "otherwise write the value in one line."
-        )
-    raise DataError(
-        f"{where}: {len(row) + len(extra)} values for {number_of(len(row), 'column')}. Put a value that contains "
-        f"{reader.reader.dialect.delimiter!r} between quotation marks."
-    )
 
 
 def relative_to(root: Path, name: str) -> str:

@@ -8,8 +8,8 @@ import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,11 @@ class SplitReport:
     @property
     def histogram(self) -> dict[str, int]:
         """Number of classes by size, in ranges that double: 1, 2–3, 4–7, …; 0 for classes with nothing left."""
-        bins = Counter(size.bit_length() for size in self.class_sizes)
-        ranges = {
-            bits: ((1 << bits) >> 1, (1 << bits) - 1) for bits in range(min(bins, default=0), max(bins, default=0) + 1)
-        }
-        return {str(low) if low >= high else f"{low}–{high}": bins[bits] for bits, (low, high) in ranges.items()}
+        bins, histogram = Counter(size.bit_length() for size in self.class_sizes), {}
+        for bits in range(min(bins, default=0), max(bins, default=0) + 1):
+            low, high = (1 << bits) >> 1, (1 << bits) - 1
+            histogram[str(low) if low >= high else f"{low}–{high}"] = bins[bits]
+        return histogram
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,6 @@ class Report:
 
 SHORTER_SIDE = 256
 """Most models resize the shorter side of an image to this; see ``Preprocessing``."""
-BLOCK = 512  # files submitted to the threads at a time, so that a million do not queue up
 
 
 def verify_data(
@@ -231,16 +230,16 @@ def _read_all(
     contents: dict[str, list[str]] = defaultdict(list)
     unreadable: dict[str, str] = {}
     threads = workers or min(8, os.cpu_count() or 1)
-    with ProgressLine("verifying", len(places)) as line, ThreadPoolExecutor(threads) as pool:
-        names = list(places)
-        for start in range(0, len(names), BLOCK):
-            block = names[start : start + BLOCK]
-            for name, (digest, problem) in zip(block, pool.map(lambda name: _read(*places[name]), block), strict=True):
-                if digest is not None:
-                    contents[digest].append(name)
-                if problem is not None:
-                    unreadable[name] = problem
-                line.advance()
+    # Not ``ThreadPoolExecutor``: a million files would be a million futures.
+    with ProgressLine("verifying", len(places)) as line, ThreadPool(threads) as pool:
+        for name, (digest, problem) in zip(
+            places, pool.imap(lambda place: _read(*place), places.values()), strict=True
+        ):
+            if digest is not None:
+                contents[digest].append(name)
+            if problem is not None:
+                unreadable[name] = problem
+            line.advance()
     return contents, unreadable
 
 

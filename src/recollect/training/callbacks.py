@@ -142,7 +142,6 @@ class TensorBoard(MetricLogger):
     """Event files in the run's folder ``tensorboard``; see them with ``tensorboard --logdir RUN``."""
 
     def __init__(self) -> None:
-        self._writer: Any = None
         self._module = require("torch.utils.tensorboard", "tensorboard", "the logger tensorboard")
 
     def on_start(self, run: Path, config: Mapping[str, Any], step: int) -> None:
@@ -152,8 +151,7 @@ class TensorBoard(MetricLogger):
 
     def on_end(self, outcome: Outcome | None) -> None:
         """See ``Callback``."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
     def write(self, prefix: str, step: int, values: Mapping[str, float]) -> None:
         """See ``MetricLogger``."""
@@ -174,7 +172,6 @@ class WeightsAndBiases(MetricLogger):
     def __init__(self, project: str = "recollect", mode: str | None = None, **options: Any) -> None:
         self._wandb: Any = require("wandb", "wandb", "the logger wandb")
         self._options = {"project": project, "mode": mode, **options}
-        self._run: Any = None
 
     def on_start(self, run: Path, config: Mapping[str, Any], step: int) -> None:
         """See ``Callback``."""
@@ -190,8 +187,7 @@ class WeightsAndBiases(MetricLogger):
 
     def on_end(self, outcome: Outcome | None) -> None:
         """See ``Callback``."""
-        if self._run is not None:
-            self._run.finish(exit_code=0 if outcome is not None else 1)
+        self._run.finish(exit_code=0 if outcome is not None else 1)
 
 
 class MLflow(MetricLogger):
@@ -279,12 +275,8 @@ def make_callback(name: str, options: Mapping[str, Any] = MappingProxyType({})) 
         if loaded is None:
             raise plugins.unknown("logger", name, LOGGERS)
         maker = loaded.target
-    if not callable(maker):
-        raise ConfigError(f"logger {name!r} is a {type(maker).__name__}: it must be a class of callbacks.")
-    if not isinstance(options, Mapping):
-        raise ConfigError(f"run.logger_options {name!r} is {options!r}: it must be a mapping of options.")
-    plugins.check_options(maker, options, f"logger {name!r}")
     with plugins.errors_as_config(f"logger {name!r}"):
+        plugins.check_options(maker, options, f"logger {name!r}")
         callback: Callback = maker(**options)
     methods = [method for method in vars(Callback) if method.startswith("on_")]
     if not any(callable(getattr(callback, method, None)) for method in methods):

@@ -30,8 +30,8 @@ from recollect.evaluation import Verdict, evaluate, verdict
 from recollect.evaluation.metrics import TRACKED_KS, Metric, find_metric
 from recollect.inference.evaluate import measure_benchmark, measure_labelled
 from recollect.inference.models import load_initial_model, make_embedder
-from recollect.inference.store import Keys, content_keys
-from recollect.inference.training_record import TrainedOn, exclude_trained_classes, trained_on
+from recollect.inference.store import content_keys
+from recollect.inference.training_record import ScreenedTestSet, exclude_trained_classes, trained_on
 from recollect.inference.vectors import SetRows, embed_set, run_network
 from recollect.models import Embedder
 from recollect.step.distributed import Processes
@@ -137,19 +137,16 @@ def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, s
     """
     if not is_pretrained(config.model):
         return JudgedTraining(reason="the network started from random weights")
-    keys = content_keys(test)
-    record = trained_on(train)
-    screened = exclude_trained_classes(test, keys, record, "keep")
-    unseen = ~np.isin(np.array(test.class_names, object)[test.labels], screened.trained_classes)
-    if not unseen.any():
+    try:
+        screened = exclude_trained_classes(test, content_keys(test), trained_on(train), "exclude")
+    except ConfigError:
         return JudgedTraining(reason="all images to test on were trained on")
-    images, keys = test.subset(np.flatnonzero(unseen)), keys[unseen]
-    device, frozen = embedder.device, config.model.freeze
+    images, device, frozen = screened.images, embedder.device, config.model.freeze
 
     def embedded(network: Embedder) -> SetRows:
         network.precision = embedder.precision
         with torch.no_grad():
-            return embed_set(network, images, keys=keys, frozen=frozen, on_bad_image="skip")
+            return embed_set(network, images, keys=screened.keys, frozen=frozen, on_bad_image="skip")
 
     trained = embedded(embedder)  # first: with a frozen part its pass stores rows for the others
     vectors = {"trained": trained.rows}
@@ -171,32 +168,25 @@ def judge(config: Config, embedder: Embedder, train: ImageSet, test: ImageSet, s
     verdicts = {name: verdict(results[name], results["trained"]) for name in (PRETRAINED, START) if name in results}
     if not steps:
         verdicts = {name: replace(each, subject=CLOSED_FORM) for name, each in verdicts.items()}
-    return JudgedTraining(verdicts, trained.skipped, remarks=_remarks(test, images, labels, record, keys))
+    return JudgedTraining(verdicts, trained.skipped, remarks=_remarks(screened, labels))
 
 
-def _remarks(test: ImageSet, images: ImageSet, read: NDArray[np.int64], record: TrainedOn, keys: Keys) -> list[Remark]:
+def _remarks(screened: ScreenedTestSet, read: NDArray[np.int64]) -> list[Remark]:
     """Which held-out classes a verdict leaves out, and how many of its images were trained on.
 
     Args:
-        test: the images held out. images: those of unseen classes, with their ``keys``.
-        read: labels of those that could be read.
-        record: what was trained on.
+        screened: the images of unseen classes. read: labels of those that could be read.
     """
-    sizes = np.bincount(read, minlength=len(images.class_names))
-    present = np.bincount(images.labels, minlength=len(images.class_names)) > 0
-    trained = len(np.unique(test.labels)) - int(present.sum())
-    missing = (
-        (trained, "class that was trained on/classes that were trained on"),
-        (
-            int((present & (sizes == 0)).sum()),
-            "class without an image that can be read/classes without an image that can be read",
-        ),
-        (int((sizes == 1).sum()), "class with a single image/classes with a single image"),
-    )
-    text = "; ".join(number_of(count, words) for count, words in missing if count)
+    sizes = np.bincount(read, minlength=len(screened.images.class_names))
+    unread = int(((screened.images.class_sizes > 0) & (sizes == 0)).sum())
+    missing = {
+        "class that was trained on/classes that were trained on": len(screened.trained_classes),
+        "class without an image that can be read/classes without an image that can be read": unread,
+        "class with a single image/classes with a single image": int((sizes == 1).sum()),
+    }
+    text = "; ".join(number_of(count, words) for words, count in missing.items() if count)
     remarks = [Remark(f"not included: {text}")] if text else []
-    copies = exclude_trained_classes(images, keys, record, "keep").trained_images
-    if copies:
+    if copies := screened.trained_images:
         count = number_of(copies, "image of the held-out classes was/images of the held-out classes were")
         remarks.append(Remark(f"{count} trained on, in other classes", warning=True))
     return remarks

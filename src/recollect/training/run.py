@@ -188,14 +188,10 @@ class RunFolder(RunFiles):
         """List images that could not be read in the manifest; returns a message about those not ``reported`` before."""
         self.update_manifest(skipped=[{"name": each.name, "reason": each.reason, "kind": each.kind} for each in bad])
         new = [each for each in bad if each.name not in reported]
-        more = " more" if reported else ""
-        if len(new) == 1:
-            return f"skipped    1{more} image cannot be read. {printable(str(new[0]))}"
+        count = f"{len(new):,}{' more' if reported else ''} {'image' if len(new) == 1 else 'images'}"
         reasons = counted(Counter(each.kind for each in new))
-        return (
-            f"skipped    {len(new):,}{more} images cannot be read ({reasons}) and are listed in manifest.json. The first: "
-            f"{printable(str(new[0]))}"
-        )
+        listed = "" if len(new) == 1 else f" ({reasons}) and are listed in manifest.json. The first:"
+        return f"skipped    {count} cannot be read{listed or '.'} {printable(str(new[0]))}"
 
     def keep_batch(self, rank: int, batch: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
         """Save the batch at which a training diverged, for inspection.
@@ -490,11 +486,9 @@ class Outcome:
 
     def for_manifest(self, **more: Any) -> dict[str, Any]:
         """Plain values: ``outcome``, with ``more`` in it, and ``verdicts``."""
-        values = {name: value for name, value in vars(self).items() if name in _OUTCOME}
-        return {
-            "outcome": {**values, **more},
-            "verdicts": {name: each.as_dict() for name, each in self.verdicts.items()},
-        }
+        values = {name: vars(self)[name] for name in _OUTCOME}
+        verdicts = {name: each.as_dict() for name, each in self.verdicts.items()}
+        return {"outcome": {**values, **more}, "verdicts": verdicts}
 
     @classmethod
     def of_manifest(cls, folder: Path, outcome: Mapping[str, Any], verdicts: Mapping[str, Any]) -> Outcome:

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -251,38 +252,40 @@ class Trainer:
         self.training, self.folder, self.stop = training, folder, stop
         self.observers = observers or CallbackList()
         self.how_to_resume = how_to_resume or resume_command(folder.path)
-        self.outcome: Outcome | None = None
         self.config, self.processes = training.config, training.processes
         self.chunk, self.progress, self.first = training.chunk, Progress(), self.processes.rank == 0
         self.skipped = frozenset[str]()
 
-    def remark(self, line: str, extra: Mapping[str, Any] | None = None) -> None:
-        """Log a line and write it to the run; ``extra`` is that of ``logging``."""
+    def remark(self, line: str, result: bool = False) -> None:
+        """Log a line and write it to the run; ``result``: also with ``--quiet``."""
         if self.first:
-            logger.info(line, extra=extra)
+            logger.info(line, extra=RESULT if result else None)
             self.folder.append_log(line)
-
-    def log_result(self, line: str) -> None:
-        """The same for a result, which is shown with ``--quiet`` too."""
-        self.remark(line, RESULT)
 
     def run(self) -> Outcome:
         """The whole training."""
         self._restore()
         self._note_skipped()
-        with self._logging():
-            if self.progress.step == 0 and self.config.run.evaluate_first:
-                self._evaluate()
-            self.tick = time.perf_counter()
-            for batch in self._batches():
-                with limited_threads(self.training.threads):
-                    self._step(batch)
-                if self._evaluation_is_due():
+        steps, done = self.training.steps, self.progress.step
+        with ProgressLine("training", steps, "steps", None if self.first else True, done=done) as line:
+            self.log = Log(self.folder if self.first else None, line)
+            self.observers.call("on_start", self.folder.path, as_mapping(self.config), done)
+            outcome = None
+            try:
+                if done == 0 and self.config.run.evaluate_first:
                     self._evaluate()
-                self._save_if_due()
                 self.tick = time.perf_counter()
-            self.outcome = self._finish()
-            return self.outcome
+                for batch in self._batches():
+                    with limited_threads(self.training.threads):
+                        self._step(batch)
+                    if self._evaluation_is_due():
+                        self._evaluate()
+                    self._save_if_due()
+                    self.tick = time.perf_counter()
+                outcome = self._finish()
+                return outcome
+            finally:
+                self.observers.call("on_end", outcome)
 
     def _note_skipped(self, tested: Sequence[BadImage] = ()) -> None:
         """List images that could not be read in the manifest, and say so if there are more of them than before.
@@ -291,7 +294,7 @@ class Trainer:
         """
         skipped = self._skipped() | {bad.name: bad for bad in tested}
         if len(skipped) > len(self.skipped) and self.first:
-            self.log_result(self.folder.note_skipped(list(skipped.values()), self.skipped))
+            self.remark(self.folder.note_skipped(list(skipped.values()), self.skipped), result=True)
         self.skipped = frozenset(skipped)
 
     def _skipped(self) -> dict[str, BadImage]:
@@ -322,18 +325,6 @@ class Trainer:
             self.folder.delete_other_best(self.progress.best.get("step"))
         self.saved_at = time.monotonic()
         self.started_at = time.monotonic() - self.progress.seconds
-
-    @contextlib.contextmanager
-    def _logging(self) -> Iterator[None]:
-        quiet = None if self.first else True
-        done, steps = self.progress.step, self.training.steps
-        with ProgressLine("training", steps, "steps", quiet, done=done) as line:
-            self.log = Log(self.folder if self.first else None, line)
-            self.observers.call("on_start", self.folder.path, as_mapping(self.config), done)
-            try:
-                yield
-            finally:
-                self.observers.call("on_end", self.outcome)
 
     # One step ---------------------------------------------------------------------------------------------------------
 
@@ -465,9 +456,9 @@ class Trainer:
             self.processes.barrier()  # the file is written by the first process
             embedder.load_state_dict(read_checkpoint(self.folder.best(best["step"]))["model"])
         if (used := describe_unreadable(self.training.sets.train, self._skipped())) is not None:
-            self.log_result(f"files      {used}")  # some that the plan counted could not be read
+            self.remark(f"files      {used}", result=True)  # some that the plan counted could not be read
         started = time.monotonic()
-        judged = judge_training(self.training, self.progress.step, self.log_result)
+        judged = judge_training(self.training, self.progress.step, partial(self.remark, result=True))
         judging = round(time.monotonic() - started, 1)
         self._note_skipped(judged.skipped)
         outcome = Outcome(
