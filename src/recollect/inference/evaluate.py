@@ -114,14 +114,12 @@ class EvaluationInput:
             DataError: the file has another format.
         """
         arrays = read_npz(path)
-        missing = (
-            "embeddings" if "embeddings" not in arrays else "labels" if not {"labels", "gnd"} & set(arrays) else ""
-        )
-        if missing:
-            raise DataError(f"{path}: has no array {missing!r}; its arrays are {', '.join(arrays) or 'none'}.")
-        note = (
-            parse_json(str(arrays["source"]), f"{path}: its note about the model", dict) if "source" in arrays else {}
-        )
+        for alternatives in (["embeddings"], ["labels", "gnd"]):
+            if not arrays.keys() & set(alternatives):
+                raise DataError(
+                    f"{path}: has no array {alternatives[0]!r}; its arrays are {', '.join(arrays) or 'none'}."
+                )
+        note = parse_json(str(arrays.get("source", "{}")), f"{path}: its note about the model")
         target = cls(
             name=path.stem,
             place=path.with_name(f"{path.stem}-eval"),
@@ -611,10 +609,8 @@ def write_evaluation(
             if dims is None and loaded.config is not None:
                 dims = loaded.config.loss.dims
     if labels is not None and single_set and len(set(labels.tolist())) == 1:
-        text = (
-            "all images are of one class, so every result is right and the numbers measure nothing: add other classes"
-        )
-        notes.append(Remark(text))
+        text = "all images are of one class, so every result is right and the numbers measure nothing"
+        notes.append(Remark(f"{text}: add other classes"))
     for note in notes:
         logger.info(str(note), extra={"in_result": True})
     metrics_out = metrics_out or place / "metrics.json"

@@ -71,8 +71,7 @@ from recollect.inference.models import (
     refuse_moved,
     relative_roots,
 )
-from recollect.inference.training_record import TrainedOn, carry_record
-from recollect.models import Embedder
+from recollect.inference.training_record import TrainedOn
 from recollect.step.distributed import Processes
 from recollect.step.large_batch import random_state, set_random_state
 
@@ -174,11 +173,6 @@ class RunFolder(RunFiles):
         text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
         head = f"# Written by recollect {__version__}: every setting of this run{TO_END}"
         write_text(self.config_file, f"{head}\n{text}{END}\n")
-
-    def save_model(self, embedder: Embedder) -> None:
-        """Write the trained embedder, with the record of what it was trained on: it may be copied out of the run."""
-        embedder.save(self.model, overwrite=True)
-        carry_record(self.path, self.model)
 
     def update_manifest(self, **values: Any) -> None:
         """Add entries to ``manifest.json``."""

@@ -30,7 +30,7 @@ from recollect.data.image_set import Indices
 from recollect.data.pipeline import Batch
 from recollect.data.sources.revisited import SFM_NAME
 from recollect.inference.models import absolute_roots, read_checkpoint, relative_roots
-from recollect.inference.training_record import refuse_other_training_images, trained_on
+from recollect.inference.training_record import carry_record, refuse_other_training_images, trained_on
 from recollect.inference.vectors import describe_unreadable
 from recollect.step.distributed import distributed_errors
 from recollect.step.large_batch import StepInfo
@@ -470,7 +470,8 @@ class Trainer:
             verdicts=judged.verdicts,
         )
         if self.first:
-            self.folder.save_model(embedder)
+            embedder.save(self.folder.model, overwrite=True)
+            carry_record(self.folder.path, self.folder.model)  # it may be copied out of the run
             set_name = SFM_NAME if self.training.sets.benchmark is not None else "the validation classes"
             by = f"{column_of(self.config.run.select)} of {set_name}" if best else "last step"
             self.folder.update_manifest(finished=now(), **outcome.for_manifest(chosen_by=by, judging_seconds=judging))
