@@ -12,7 +12,6 @@ from data.image_files import touch, write
 from recollect.common.errors import ConfigError, DataError, DataWarning, SplitNotAllowedError
 from recollect.data import available, list_images, load, load_distractors, load_revisited, only_splits
 from recollect.data.tables import read_csv
-from recollect.data.verify import verify
 
 
 def test_class_folders_split_by_sorted_halves(tmp_path: Path) -> None:
@@ -46,13 +45,6 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
 def test_a_class_called_train_is_a_class_when_alone(tmp_path: Path) -> None:
     touch(tmp_path, "train/1.png", "bus/1.png")
     assert list(load("folder", tmp_path, "all").class_names) == ["bus", "train"]
-
-
-def test_a_part_is_read_without_the_others(tmp_path: Path) -> None:
-    touch(tmp_path, "train/a/1.png", "train/b/1.png")
-    assert list(load("folder", tmp_path).class_names) == ["a", "b"]
-    with pytest.raises(DataError, match=r"'test'.*'train'"):
-        load("folder", tmp_path, "test")
 
 
 def test_sealed_parts_are_refused(tmp_path: Path) -> None:
@@ -109,34 +101,6 @@ def test_faults_of_a_csv_are_named(tmp_path: Path, text: str, message: str) -> N
         load("folder", write(tmp_path / "list.csv", text), "all")
 
 
-def test_one_file_in_several_spellings_is_one_image(tmp_path: Path) -> None:
-    touch(tmp_path, "im/a.png", "im/b.png")
-    (tmp_path / "other").symlink_to("im")
-    names = [
-        "im/a.png",
-        "./im/a.png",
-        "im//a.png",
-        "im/../im/a.png",
-        f"{tmp_path}/im/./a.png",
-        f"{tmp_path}/x/../im/a.png",
-    ]
-    text = "".join(f"{name},x,\n" for name in [*names, "im/b.png"])
-    images = load("folder", write(tmp_path / "list.csv", f"path,label\n{text}"), "all")
-    assert list(images.names) == ["im/a.png", "im/b.png"]
-    assert images.facts["left_out"] == {"listed twice": 5}
-
-
-def test_missing_files_of_a_csv(tmp_path: Path) -> None:
-    touch(tmp_path, "a.png")
-    path = write(tmp_path / "list.csv", "path,label\na.png,x\ngone/b.png,y\n")
-    with pytest.warns(DataWarning, match="1 of 2 images"):
-        found = load("folder", path, "all", on_bad_image="skip")
-    assert list(found.names) == ["a.png"]
-    assert found.facts["left_out"] == {"missing": 1}
-    with pytest.raises(ConfigError, match="on_bad_image 'ignore' is unknown"):
-        load("folder", path, "all", on_bad_image="ignore")
-
-
 def test_links_out_of_the_root_are_followed(tmp_path: Path) -> None:
     touch(tmp_path, "outside/1.png", "root/a/1.png")
     (tmp_path / "root" / "b").symlink_to(tmp_path / "outside")
@@ -158,13 +122,6 @@ def test_no_class_takes_the_photos_of_others_by_a_link(tmp_path: Path, target: s
     listed = list_images([root])
     assert listed.labels == ["a", "a", "b", "b"]
     assert sum(listed.skipped.values()) == 1
-
-
-def test_a_link_to_another_split_is_left_out(tmp_path: Path) -> None:
-    touch(tmp_path, "train/a/1.png", "train/b/1.png", "test/c/1.png")
-    (tmp_path / "train" / "a" / "tests").symlink_to("../../test")
-    with pytest.warns(DataWarning, match="left out 1 link to a parent folder"):
-        assert list(load("folder", tmp_path).names) == ["train/a/1.png", "train/b/1.png"]
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -287,19 +244,6 @@ def test_what_is_left_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert len(load("folder", tmp_path, "all")) == 4
 
 
-def test_a_remark_says_in_which_part_images_are_left_out(tmp_path: Path) -> None:
-    """Equal numbers in two parts are two remarks, not a repetition of one."""
-    touch(tmp_path, "train/a/1.png", "train/b/1.png", "test/c/1.png", "test/d/1.png", "train/1.png", "test/1.png")
-    (tmp_path / "@eaDir").mkdir()
-    remarks = verify("folder", tmp_path).notes
-    assert [remark.split(". ")[0] for remark in remarks] == [
-        f"{tmp_path}, part {part!r}: left out 1 beside the class folders" for part in ("train", "test")
-    ]
-    touch(tmp_path, "stray.png")
-    with pytest.warns(DataWarning, match=r"1 beside the split folders.*into a class folder of a split"):
-        load("folder", tmp_path)
-
-
 def test_what_systems_write_into_folders_is_not_an_image(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.png", "b/1.png", "a/@eaDir/1.png/thumb.png", "$RECYCLE.BIN/1.png", "__MACOSX/a/1.png")
     assert sorted(load("folder", tmp_path, "all").names) == ["a/1.png", "b/1.png"]
@@ -384,25 +328,6 @@ def test_a_folder_around_the_classes_is_named(tmp_path: Path, inner: str) -> Non
     assert f"Give {tmp_path / 'download' / 'photos'};" in str(refused.value)
 
 
-def test_a_stray_image_costs_no_labels(tmp_path: Path) -> None:
-    touch(tmp_path, "cat/1.png", "cat/deep/2.png", "dog/1.png", "stray.png")
-    found = list_images([tmp_path])
-    assert found.names == ["cat/1.png", "cat/deep/2.png", "dog/1.png", "stray.png"]
-    assert found.labels == ["cat", "cat", "dog", ""]
-    assert found.root == tmp_path
-    assert found.paths == [tmp_path / name for name in found.names]
-
-
-def test_parts_of_a_split_are_no_classes(tmp_path: Path) -> None:
-    touch(tmp_path, "Train/cat/1.png", "Test/dog/1.png", "Test/loose.png")
-    found = list_images([tmp_path])
-    assert dict(zip(found.names, found.labels or [], strict=True)) == {
-        "Train/cat/1.png": "cat",
-        "Test/dog/1.png": "dog",
-        "Test/loose.png": "",
-    }
-
-
 def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     touch(tmp_path, "b.png", "a.png", ".hidden.png")
     (tmp_path / "read.me").write_text("x")
@@ -418,12 +343,6 @@ def test_no_images_to_embed(tmp_path: Path, name: str) -> None:
         list_images([tmp_path / name])
 
 
-def test_a_listed_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_text("gone.png\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"gone\.png"):
-        list_images([tmp_path / "list.txt"])
-
-
 def test_folders_given_one_by_one_lose_their_classes_with_a_remark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,13 +354,6 @@ def test_folders_given_one_by_one_lose_their_classes_with_a_remark(
     with pytest.warns(DataWarning, match=rf"{tmp_path / 'photos'}\.$"):
         list_images([".", "../lime", tmp_path / "alone.png"])
     assert set(list_images([tmp_path / "photos"]).labels or []) == {"kiwi", "lime"}, "the advice"
-
-
-@pytest.mark.parametrize("inputs", ["photos/kiwi", "photos/kiwi photos/lime/1.png", "split/train split/test"])
-@pytest.mark.filterwarnings("error")
-def test_no_remark_on_folders_that_would_not_become_classes(tmp_path: Path, inputs: str) -> None:
-    touch(tmp_path, "photos/kiwi/1.png", "photos/lime/1.png", "split/train/1.png", "split/test/1.png")
-    list_images([tmp_path / name for name in inputs.split()])
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -460,11 +372,6 @@ def test_an_image_that_is_given_twice_is_listed_once_with_its_class(tmp_path: Pa
     }
     assert len(images.paths) == 6, "the two names of one file in one folder are two images"
     assert images.skipped == {"given twice": 3 + 1 + 1 + 2, "not an image": 1}
-
-
-def test_a_null_character_in_a_list_is_left_to_the_reader(tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_bytes(b"a\0.png\n")
-    assert len(list_images([tmp_path / "list.txt"], on_bad_image="skip").paths) == 1
 
 
 def test_a_table_is_not_taken_for_an_image(tmp_path: Path) -> None:

@@ -95,12 +95,6 @@ def test_coarse_labels_are_sliced_and_renumbered(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("labels", "names"), [([0], "x"), ([0, 0, 0, 5], "x"), ([0, 0, 0, 1], "xy")])
-def test_coarse_labels_that_cannot_be(tmp_path: Path, labels: list[int], names: str) -> None:
-    with pytest.raises(InputError):
-        ImageSet("k", "abcd", [0, 1, 2, 1], "xyz", root=tmp_path, coarse_labels=labels, coarse_names=names)
-
-
 def test_joined_sets_share_classes_by_name(tmp_path: Path) -> None:
     images = with_kinds(tmp_path)
     first, second = images.subset([0, 1]), images.subset([2, 3])
@@ -118,15 +112,6 @@ def test_joined_sets_share_classes_by_name(tmp_path: Path) -> None:
     assert len(arrays.joined(ImageSet("n", ["h"], [0], ["mug"], arrays=np.ones((1, 2, 2), np.uint8)))) == 2
     with pytest.raises(InputError, match="cannot be joined"):
         plain.joined(arrays)
-
-
-def test_files_that_do_not_exist(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "1.png").touch()
-    (tmp_path / "2.png").touch()
-    names = ["a/1.png", "a/2.png", "2.png", "b/1.png"]
-    assert ImageSet("listed", names, [0] * 4, ["x"], root=tmp_path).missing.tolist() == [1, 3]
-    assert not len(ImageSet("arrays", ["x"], [0], ["x"], arrays=np.zeros((1, 2, 2), np.uint8)).missing)
 
 
 def test_images_are_opened_alike_whatever_they_are(tmp_path: Path) -> None:

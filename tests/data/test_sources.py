@@ -37,14 +37,6 @@ def quiet_load(*arguments: Any, **options: Any) -> Any:
         return load(*arguments, **options)
 
 
-def test_the_table_is_complete() -> None:
-    names = "cars196 cub folder gldv1 glyphs inaturalist revisitop1m roxford5k rparis6k sfm120k sop vehicleid"
-    assert " ".join(available()) == names
-    for source in available().values():
-        assert all((source.title, source.layout, source.homepage, source.licence))
-        assert {*source.published, *source.test_splits} <= set(source.splits)
-
-
 def test_published_counts_are_the_papers() -> None:
     counts = {name: [str(count) for count in source.published.values()] for name, source in available().items()}
     assert counts["inaturalist"] == ["325,846 images of 5,690 classes", "136,093 images of 2,452 classes"]
@@ -302,12 +294,6 @@ def test_cars196_from_class_folders(tmp_path: Path, published: Any, form: str) -
     published("cars196", train=Counts(count, 98), test=Counts(count, 98))
     assert list(quiet_load("cars196", tmp_path).class_names) == titles[:98]
     assert list(quiet_load("cars196", tmp_path, "test").class_names) == titles[98:]
-
-
-def test_cars196_with_too_few_folders(tmp_path: Path) -> None:
-    touch(tmp_path, *["a/1.jpg", "b/1.jpg"])
-    with pytest.raises(DataError, match=r"2 class folders .*196"):
-        load("cars196", tmp_path)
 
 
 @pytest.mark.parametrize(

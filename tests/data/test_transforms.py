@@ -38,35 +38,6 @@ def test_values_never_change() -> None:
     np.testing.assert_array_equal(found, golden)
 
 
-def plain(seed: int, epoch: int, batch: int, index: int, occurrence: int, count: int) -> list[float]:
-    """The definition in Python's own integers: a chain of splitmix64 steps, then one word a number."""
-    golden, mask = 0x9E3779B97F4A7C15, 2**64 - 1
-
-    def mix(value: int) -> int:
-        value = (value + golden) & mask
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-        return value ^ (value >> 31)
-
-    key = seed
-    for part in (epoch, batch, index, occurrence):
-        key = (mix(key) + part) & mask
-    return [(mix((mix(key) + step * golden) & mask) >> 11) * 2.0**-53 for step in range(1, count + 1)]
-
-
-@given(
-    st.integers(0, 2**40),
-    st.integers(0, 999),
-    st.integers(0, 9999),
-    st.integers(0, 2**40),
-    st.integers(0, 9),
-    st.integers(0, 30),
-)
-def test_equal_to_the_definition(seed: int, epoch: int, batch: int, index: int, occurrence: int, count: int) -> None:
-    found = uniforms(seed, epoch, batch, np.array([index]), np.array([occurrence]), count)
-    assert found[0].tolist() == plain(seed, epoch, batch, index, occurrence, count)
-
-
 @given(st.lists(st.integers(0, 5), max_size=20))
 def test_occurrences_count_earlier_equals(values: list[int]) -> None:
     expected = [values[:position].count(value) for position, value in enumerate(values)]

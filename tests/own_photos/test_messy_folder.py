@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from messy_folders import SMALL, classes, good, manifest, photo, refused
 
-from recollect.common.errors import DataWarning
-
 pytestmark = pytest.mark.slow
 
 
@@ -161,25 +159,6 @@ def test_runs_and_photos_are_moved_together(tmp_path: Path) -> None:
     assert manifest(moved)["outcome"]["steps"] == 0
     good(tmp_path, "eval", str(moved))
     assert len(list((moved / "eval").glob("*/metrics.json"))) == 1
-
-
-@pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
-def test_val_is_tested_on_where_there_is_no_test_folder(tmp_path: Path) -> None:
-    classes(tmp_path / "own" / "train", ["a", "b", "c"], 0, 2)
-    classes(tmp_path / "own" / "val", ["line\nbreak", "d"], 50, 2)
-    with pytest.warns(DataWarning, match="'val' is used for testing"):
-        told = good(tmp_path, "train", "--data", "own", "--steps", "0", "--out", "run", *SMALL)
-    assert "2 classes held out for testing" in told
-    assert "on 2 held-out classes" in told
-    assert "4 queries" in good(tmp_path, "eval", "run")
-    good(tmp_path, "train", "--final", "run", "--out", "all")
-    assert "line\\nbreak" in good(tmp_path, "eval", "all")  # a warning: trained on
-
-
-def test_one_part_beside_classes_is_a_question(tmp_path: Path) -> None:
-    classes(tmp_path, ["a", "b"], 0, 1)
-    classes(tmp_path / "test", ["c", "d"], 50, 1)
-    assert "a class or a split?" in refused(tmp_path, "train", "--data", ".", "--plan")
 
 
 def test_the_split_is_balanced_and_adjustable(place: Path) -> None:

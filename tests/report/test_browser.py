@@ -149,42 +149,6 @@ def test_rows_are_filtered_by_class(chromium: Browser, page: Path) -> None:
     assert chromium.run(count) == everything
 
 
-_FILTER = "const f = document.getElementById('filter'); f.value = {!r}; f.dispatchEvent(new Event('input'));"
-# Headings, tables and folds that are shown although none of their rows is; how many of the folds are open.
-_EMPTY = """
-const rows = [...document.querySelectorAll('[data-classes], .by-class tbody tr')];
-const left = at => rows.filter(row => at.contains(row)).map(row => row.checkVisibility());
-const parts = [...document.querySelectorAll('details.more, .by-class .scroll, .gallery, .groups')];
-const headings = [...document.querySelectorAll('main h3')].filter(h => h.checkVisibility());
-return {
-  parts: parts.filter(p => left(p).length && p.checkVisibility() && !left(p).includes(true)).length,
-  headings: headings.filter(h => !h.nextElementSibling.checkVisibility()).length,
-  shown: headings.length, open: parts.filter(p => p.open).length,
-  hidden: document.querySelectorAll('main :is(h3, article, details, tr, .scroll)[hidden]').length};
-"""
-
-
-@pytest.mark.parametrize("opened", [0, 1])
-def test_a_filter_leaves_nothing_empty_and_clearing_it_restores_the_page(
-    chromium: Browser, page: Path, opened: int
-) -> None:
-    chromium.look(1280, 900, "light")
-    chromium.open(page)
-    chromium.run(f"document.querySelector('details.more').open = {opened} === 1")
-    bar = "return document.querySelector('nav').offsetHeight"
-    before, height = chromium.run(_EMPTY), chromium.run(bar)
-    assert before["open"] == opened
-    for wanted in ("test-04", "no such class"):
-        chromium.run(_FILTER.format(wanted))
-        found = chromium.run(_EMPTY)
-        assert (found["parts"], found["headings"]) == (0, 0)
-        assert found["hidden"] > 5
-        assert chromium.run(bar) == height
-    chromium.run(_FILTER.format(""))
-    assert chromium.run(_EMPTY) == before
-    assert before["hidden"] == 0
-
-
 def test_the_map_answers_to_pointer_and_keys(chromium: Browser, page: Path) -> None:
     chromium.look(1200, 900, "dark")
     chromium.open(page)

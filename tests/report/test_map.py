@@ -19,7 +19,6 @@ from recollect.report.map import (
     ON_DARK,
     ON_LIGHT,
     Colour,
-    _nearest,
     class_colours,
     draw_plane,
     lay_out,
@@ -91,15 +90,6 @@ def test_a_turned_and_mirrored_plane_is_turned_back() -> None:
     angle = 1.1
     turned = plane @ np.array([[np.cos(angle), np.sin(angle)], [np.sin(angle), -np.cos(angle)]])
     np.testing.assert_allclose(turned_like(turned, plane), plane - plane.mean(axis=0), atol=1e-9)
-
-
-def test_neighbours_for_a_map_are_the_nearest_in_float64() -> None:
-    rows = np.random.default_rng(2).normal(size=(70, 5)) + 3
-    apart = np.linalg.norm(rows[:, None] - rows, axis=2)
-    np.fill_diagonal(apart, np.inf)
-    indices, distances = _nearest(rows, 12)
-    np.testing.assert_array_equal(indices, apart.argsort(axis=1)[:, :12])
-    np.testing.assert_allclose(distances, np.sort(apart, axis=1)[:, :12], rtol=1e-4)
 
 
 @pytest.mark.parametrize("images", [True, False])

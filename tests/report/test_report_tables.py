@@ -9,7 +9,7 @@ import pytest
 
 from recollect.evaluation import verdict
 from recollect.report.results import BEFORE, Times, mean_over_seeds, one_per_setting
-from recollect.report.tables import _unbroken, headline, results, seeds, verdict_section
+from recollect.report.tables import headline, results, seeds, verdict_section
 from report.report_runs import made_result, made_run, text_of
 
 
@@ -60,12 +60,6 @@ def test_verdicts_of_the_training_itself() -> None:
     assert "Training of b " in apart
     damaged = replace(kept, manifest={"verdicts": {"start": {"judgement": "?"}}})
     assert "0 steps" not in text_of(verdict_section([damaged], [before, after], shown, []) or "")
-
-
-def test_an_interval_is_not_broken_across_lines() -> None:
-    said = _unbroken("r@1 85.7 → 75.5 (−10.2, 95 % CI −12.9 … −7.7: no clear change), mAP@R 1.0 → 2.0")
-    interval = "95 % CI −12.9 … −7.7".replace(" ", "\u00a0")
-    assert said == f"r@1 85.7 → 75.5 (−10.2, {interval}: no clear change), mAP@R 1.0 → 2.0"
 
 
 def test_results_have_no_empty_cells_for_other_k() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -86,17 +85,6 @@ def test_vectors_are_kept_and_used_again(runs: Path, monkeypatch: pytest.MonkeyP
     assert not through
     evaluate_run(read_run(runs / "first"), split="train")
     assert sum(through) == 2 * 40
-
-
-def test_a_look_at_the_training_images_leaves_the_vectors_of_the_test(runs: Path) -> None:
-    test = evaluate_run(read_run(runs / "first"))
-    train = evaluate_run(read_run(runs / "first"), split="train")
-    run = read_run(runs / "first")
-    gone = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, root=str(runs / "gone")))
-    for split, known in (("test", test), ("train", train)):
-        again = evaluate_run(dataclasses.replace(run, config=gone), split=split)
-        assert again.images.names == known.images.names
-        assert any("vectors of an earlier report" in remark for remark in again.remarks)
 
 
 def test_a_folder_that_is_named_must_be_there(runs: Path, tmp_path: Path) -> None:

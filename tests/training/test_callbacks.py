@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from small_runs import make_images, small_config
@@ -18,8 +17,8 @@ from recollect.common.console import ProgressLine
 from recollect.common.errors import ConfigError, MissingExtraError
 from recollect.config.schema import RunConfig
 from recollect.training import callbacks
-from recollect.training.callbacks import Callback, CallbackList, Log, TrainingStoppedError
-from recollect.training.run import Outcome, RunFolder
+from recollect.training.callbacks import Callback, Log, TrainingStoppedError
+from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 
 
@@ -94,32 +93,6 @@ class Failing(Callback):
             raise ConnectionError("the server is gone")
 
 
-@pytest.mark.parametrize("ended", [True, False])
-def test_a_service_gets_every_number_and_is_told_how_the_run_ended(
-    ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = mock.MagicMock()
-    service.entities.Metric = lambda name, value, when, step: (name, value, step)
-    service.MlflowClient.return_value.search_runs.return_value = []
-    monkeypatch.setattr(callbacks, "require", lambda *names: service)
-    outcome = Outcome(tmp_path, 2, 1.0, 2, {}) if ended else None
-    for make in (callbacks.MLflow, callbacks.WeightsAndBiases):
-        logger = make()
-        logger.on_start(tmp_path / "run", {"run": {"seed": 1}}, 0)
-        logger.on_step(1, {"loss": 0.5, "lr": 0.1})
-        logger.on_evaluation("val", 2, {"r@1": 0.75})
-        logger.on_end(outcome)
-    client, run = service.MlflowClient.return_value, service.init.return_value
-    sent = [metric for call in client.log_batch.call_args_list for metric in call.kwargs.get("metrics", ())]
-    assert sent == [("train/loss", 0.5, 1), ("train/lr", 0.1, 1), ("val/r_at_1", 0.75, 2)]
-    assert client.set_terminated.call_args.args[1] == ("FINISHED" if ended else "FAILED")
-    assert [call.args[0] for call in run.log.call_args_list] == [
-        {"train/loss": 0.5, "train/lr": 0.1},
-        {"val/r@1": 0.75},
-    ]
-    run.finish.assert_called_once_with(exit_code=0 if ended else 1)
-
-
 def test_a_failing_logger_is_reported_once_and_dropped(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -130,27 +103,6 @@ def test_a_failing_logger_is_reported_once_and_dropped(
     (message,) = (message for message in caplog.messages if "failing" in message)
     assert "the server is gone" in message
     assert RunFolder(tmp_path / "run").finished
-
-
-def test_a_logger_that_fails_at_the_start_or_lacks_methods(caplog: pytest.LogCaptureFixture) -> None:
-    class Half:
-        def on_start(self, run: Path, config: Any, step: int) -> None:
-            raise OSError("no space")
-
-    class OnlyEnd:
-        ended = 0
-
-        def on_end(self, outcome: object) -> None:
-            OnlyEnd.ended += 1
-
-    loggers: Any = {"half": Half(), "end": OnlyEnd()}
-    observers = CallbackList(loggers=loggers)
-    for call in (("on_start", Path(), {}, 0), ("on_start", Path(), {}, 0), ("on_step", 1, {}), ("on_end", None)):
-        observers.call(*call)
-    assert OnlyEnd.ended == 1
-    assert [message.split(" (")[0] for message in caplog.messages] == [
-        "logger half failed in on_start and is no longer used"
-    ]
 
 
 def test_a_logger_may_end_a_run_by_saying_so(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -23,7 +22,6 @@ from recollect.data import load
 from recollect.evaluation import Verdict, evaluate
 from recollect.inference.models import load_initial_model, make_embedder
 from recollect.models import Embedder, whitening_from_classes
-from recollect.models.whitening import pairs_of_classes
 from recollect.step.distributed import Processes
 from recollect.training import head
 from recollect.training.batches import FeatureBatches
@@ -105,18 +103,6 @@ def test_the_head_alone_learns_and_repeats_itself(root: Path) -> None:
     assert {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])} == {"head"}
 
 
-def test_the_head_alone_trains_class_vectors_at_their_own_learning_rate(root: Path) -> None:
-    start, heads = Embedder.create("tiny", size=24, dim=4), []
-    data = HeadData(torch.randn(96, start.feature_dim), np.repeat(np.arange(16), 6))
-    for multiplier in (1.0, 1.0, 100.0):
-        settings = {"loss.name": "norm_softmax", "loss.options": {}, "optimizer.loss_multiplier": multiplier}
-        heads.append(copy.deepcopy(start))
-        train_head(heads[-1], data, small_config(root, **HEAD, **settings), 1e-3, 5)
-    weights = [embedder.head.linear.weight for embedder in heads]
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.allclose(weights[0], weights[2])
-
-
 def test_a_last_layer_is_trained_only_if_that_improves_on_its_closed_form(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,21 +118,6 @@ def test_a_last_layer_is_trained_only_if_that_improves_on_its_closed_form(
     setup = prepare(own_photos(root, **HEAD, **{"model.init": "tiny"}), CPU, Processes())
     for gain in (-0.1, 0.0, 0.1):
         assert (build(choose_start(setup, open_source(setup))).steps == 0) == (gain <= 0)
-
-
-def test_where_few_photos_can_be_read_the_closed_form_is_kept(root: Path, tmp_path: Path) -> None:
-    """There are too few classes to find out on whether steps would help."""
-    photos = Path(shutil.copytree(root, tmp_path / "photos"))
-    for number in range(10):
-        for image in (photos / "train" / f"train-{number:02d}").iterdir():
-            image.write_bytes(b"broken")
-    settings = {"model.init": "tiny", "data.on_bad_image": "skip"}
-    setup = prepare(own_photos(photos, **HEAD, **settings), CPU, Processes())
-    setup = choose_start(setup, open_source(setup))
-    assert (setup.config.run.steps, build(setup).steps) == (0, 0)
-    reasons = {setting.name: setting.reason for setting in setup.auto_settings}
-    assert "36 photos of 6 training classes are too few" in reasons["run.steps"]
-    assert "36 photos of 6 training classes are too few" in reasons["model.shrinkage"]
 
 
 def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,12 +211,6 @@ def test_no_last_layer_is_added_where_none_improves_on_the_features(
     torch.testing.assert_close(embedder.embed(pictures, progress=False), torch.nn.functional.normalize(features))
     # With another length asked for, a last layer is needed.
     assert _choice_on(own_photos(root), draw).config.model.dim == 16
-
-
-def test_features_as_they_are_have_their_own_length(root: Path, tmp_path: Path) -> None:
-    identity = {"model.whitening": "identity", "run.steps": 0, "run.epochs": None}
-    with pytest.raises(ConfigError, match=r"set model\.dim=1280"):
-        train(own_photos(root, **identity), tmp_path / "run")
 
 
 @pytest.mark.release
@@ -343,24 +308,6 @@ def whiten(training: Training) -> None:
     whitening_set = whitening_images(training.config, training.sets.train)
     assert whitening_set is not None
     whiten_last_layer(training, whitening_set)
-
-
-def test_differences_within_classes_become_white(images: Path, tmp_path: Path) -> None:
-    config = small_config(images, **{"model.whitening": 160, "model.dim": 192, "model.layer_norm": False})
-    with built(config) as training:
-        whiten(training)
-        train_set, embedder = training.sets.train, training.embedder
-        features = embedder.embed([train_set.read(i) for i in range(160)], before_head=True)
-    linear = embedder.head.linear
-    assert linear is not None
-    with torch.no_grad():
-        projected = linear(features).double()
-    queries, positives = pairs_of_classes(torch.from_numpy(train_set.labels))
-    differences = projected[queries] - projected[positives]
-    covariance = differences.T @ differences / len(queries)
-    varying = covariance.diagonal() > 0.5  # a dead feature has no variance to whiten
-    assert varying.sum() > 100
-    assert torch.allclose(covariance[varying][:, varying], torch.eye(int(varying.sum())).double(), atol=0.02)
 
 
 def test_only_at_the_start(images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -186,16 +185,3 @@ def test_the_second_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
         stop.ask(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert raised == [signal.SIGTERM]
-
-
-def test_in_another_thread_nothing_is_caught() -> None:
-    before, seen = signal.getsignal(signal.SIGINT), []
-
-    def work() -> None:
-        with stop_on_signals() as stop:
-            seen.append((signal.getsignal(signal.SIGINT), stop.signal))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [(before, None)]

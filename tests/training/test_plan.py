@@ -89,20 +89,6 @@ def test_features_and_whitening_are_in_the_plan(root: Path, tmp_path: Path, monk
     assert trainer.plan(small_config(root, **{"model.whitening": 40})).seconds_whitening > 0
 
 
-def test_a_large_batch_is_timed_on_a_part_of_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the second step would take too long, the time of the first counts for every image."""
-    config = small_config(root, **{"batch.size": 48, "batch.chunk": 48})
-    seen: list[int] = []
-    monkeypatch.setattr("recollect.training.plan._SECONDS", 1e-9)
-    monkeypatch.setattr(
-        "recollect.training.plan.take_step", lambda *arguments, **_: seen.append(len(arguments[3].labels))
-    )
-    monkeypatch.setattr(machine, "clock", lambda: float(16 * len(seen)))  # a second for each image of a step
-    plan = trainer.plan(config)
-    assert seen == [16, 16]
-    assert plan.seconds_per_step == pytest.approx(48)
-
-
 def test_the_plan_in_words(root: Path) -> None:
     plan = trainer.plan(small_config(root))
 

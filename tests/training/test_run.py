@@ -62,9 +62,3 @@ def test_a_line_cut_short_is_dropped_with_a_remark(tmp_path: Path) -> None:
     assert "last line" in remarks[0]
     run.append_metrics({"kind": "step", "step": 3, "loss": 0.5})
     assert len(run.read_metrics(pytest.fail)) == 3
-
-
-def test_a_manifest_of_other_types_is_refused(tmp_path: Path) -> None:
-    write_json(tmp_path / "manifest.json", {"outcome": 3})
-    with pytest.raises(DataError, match=r"manifest\.json"):
-        RunFolder(tmp_path).read_manifest()

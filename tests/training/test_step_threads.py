@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 import torch
 from small_runs import losses, make_images, small_config
-from torch import nn
 
-from recollect.models import Embedder
-from recollect.step.large_batch import step_threads
 from recollect.training import trainer
 from recollect.training.trainer import train
 
@@ -24,22 +21,6 @@ def _four_threads() -> Iterator[None]:
     torch.set_num_threads(4)
     yield
     torch.set_num_threads(before)
-
-
-def test_a_last_layer_on_features() -> None:
-    network, inputs = nn.Linear(1280, 512), torch.zeros(1, 1280)
-    assert step_threads(network, inputs, batch=160, chunk=160) == 1
-    assert step_threads(network, inputs, batch=16_000, chunk=16_000) == 4
-    assert step_threads(network, inputs, batch=16_000, chunk=10) == 1, "many small products"
-    torch.set_num_threads(2)
-    assert step_threads(network, inputs, batch=16_000, chunk=16_000) == 2
-
-
-def test_a_network_on_images() -> None:
-    network, inputs = Embedder.create("tiny"), torch.zeros(1, 3, 48, 48, dtype=torch.uint8)
-    assert step_threads(network, inputs, batch=400, chunk=400) == 4
-    assert step_threads(network, inputs, batch=400, chunk=1) == 1, "one image at once is small work, many times"
-    assert step_threads(network, inputs, batch=4, chunk=4) == 1
 
 
 def test_steps_are_limited_and_validation_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -302,30 +301,6 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_a_smaller_chunk(
     assert chunks == [6] * PLANNED + [6, 6] + [3] * PLANNED + [3, 3]
 
 
-def test_options_of_an_own_augmentation_reach_it(root: Path, tmp_path: Path) -> None:
-    lines = [
-        "import torch",
-        "def flat(size, level=0):",
-        "    return lambda image: torch.full((3, size, size), level).byte()",
-    ]
-    (tmp_path / "own.py").write_text("\n".join(lines))
-    settings = {"data.augmentation": f"{tmp_path}/own.py:flat", "data.augmentation_options": {"level": 7}}
-    with built(small_config(root, **settings)) as training:
-        assert next(training.source.stream([np.arange(2)])).images.unique().tolist() == [7]
-
-
-def test_the_end_of_a_run_says_how_many_photos_were_used(
-    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "recollect")
-    photos = Path(shutil.copytree(root, tmp_path / "photos"))
-    (photos / "train" / "train-00" / "0.png").write_bytes(b"broken")
-    settings = {"data.on_bad_image": "skip", "batch.batches_per_epoch": None, "run.verdict": False}
-    train(small_config(photos, **settings), tmp_path / "run")
-    said = [line for line in caplog.messages if line.startswith("files")]
-    assert "71 images used" in said[-1]
-
-
 def test_chunks_never_change_the_result(root: Path, tmp_path: Path) -> None:
     for chunk in (5, 16):
         # Not Adam, which divides by the gradient's size and so makes much of its rounding.
@@ -333,13 +308,6 @@ def test_chunks_never_change_the_result(root: Path, tmp_path: Path) -> None:
         train(small_config(root, **settings), tmp_path / str(chunk))
     one, other = final_weights(tmp_path / "5"), final_weights(tmp_path / "16")
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-5
-
-
-def test_steps_instead_of_epochs_and_the_released_codes_policy(root: Path, tmp_path: Path) -> None:
-    settings = {"run.epochs": None, "run.steps": 5, "batch.policy": "epoch", "batch.batches_per_epoch": None}
-    outcome = train(small_config(root, **settings), tmp_path / "run")
-    assert outcome.steps == 5
-    assert len(losses(tmp_path / "run")) == 5
 
 
 def test_losses_with_parameters_are_trained_and_resumed(root: Path, tmp_path: Path) -> None:
