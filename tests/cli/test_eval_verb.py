@@ -74,15 +74,6 @@ def test_gallery_and_options(vectors, tmp_path):
     assert written["settings"]["distractors"] == 20
 
 
-def test_compare_with_another_run(file, vectors, tmp_path):
-    worse = vectors[0] + np.random.default_rng(1).standard_normal(vectors[0].shape).astype(np.float32)
-    evaluate(worse, vectors[1]).save(tmp_path / "worse.npz")
-    out = run(file, "--compare", tmp_path / "worse.npz")
-    actual = json.loads((tmp_path / "run-eval" / "metrics.json").read_text())["compared_with"]["map"]
-    assert actual["difference"] > 0
-    assert f"{100 * actual['difference']:+.2f}" in out
-
-
 def test_compare_takes_the_folder_of_a_run(file, vectors, tmp_path):
     place = tmp_path / "runs" / "other"
     for arguments in ((file,), ("tiny", "--data", "nowhere")):  # before anything else is looked for

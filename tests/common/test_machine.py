@@ -12,15 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import recollect
 from recollect.common import machine
 from recollect.common.errors import ConfigError
 from recollect.common.machine import (
-    WORTH_A_THREAD,
     available_bytes,
-    forward_work,
     limited_threads,
     threads_for,
     total_memory,
@@ -142,13 +139,6 @@ def available(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def test_small_work_has_one_thread_and_large_work_all(available: int) -> None:
-    assert threads_for(0) == threads_for(1.9 * WORTH_A_THREAD) == 1
-    assert threads_for(3 * WORTH_A_THREAD) == min(available, 3)
-    assert threads_for(30 * WORTH_A_THREAD, operations=10) == min(available, 3)
-    assert threads_for(1e18) == available
-
-
 def test_a_limit_holds_inside_the_block_only(available: int) -> None:
     with limited_threads(2):
         assert torch.get_num_threads() == min(available, 2)
@@ -162,50 +152,6 @@ def test_a_limit_holds_inside_the_block_only(available: int) -> None:
     with pytest.raises(KeyError), limited_threads(1):
         raise KeyError
     assert torch.get_num_threads() == available
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 8, 3, padding=1, groups=2, stride=2)
-        self.drop = nn.Dropout(0.5)
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.drop(self.conv(x)).mean((2, 3)))
-
-
-def test_what_a_network_computes() -> None:
-    network, inputs = Net().train(), torch.randn(3, 4, 6, 6)
-    state = torch.get_rng_state()
-    work = forward_work(network, inputs)
-    # Every output of the convolution sums 2 channels of 3 × 3; there are 3 images × 8 channels × 3 × 3 places.
-    assert work == (3 * 8 * 9 * 2 * 9 + 3 * 5 * 8, 2)
-    assert torch.equal(torch.get_rng_state(), state), "no random number is drawn"
-    assert network.training
-    assert network.drop.training
-    assert not network.conv._forward_hooks
-
-
-SPINNING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-
-
-def test_the_command_line_sets_it_before_torch() -> None:
-    script = """
-import os, sys
-import recollect.cli
-try:
-    sys.argv = ["recollect", "--version"]
-    recollect.cli.main()
-except SystemExit:
-    print(os.environ["GOMP_SPINCOUNT"], "torch" in sys.modules)
-"""
-    environment = {name: value for name, value in os.environ.items() if name not in SPINNING}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    message = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    assert message.stdout.split()[-2:] == ["2000", "False"]
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:99", "meta", ""])
@@ -227,32 +173,6 @@ def test_a_device_without_float64_embeds_and_does_not_train(monkeypatch: pytest.
     assert usable_device("mps").type == "mps"
     with pytest.raises(ConfigError, match=r"mps.*float64"):
         usable_device("mps", "run.device", training=True)
-
-
-def _clock_that_takes(monkeypatch: pytest.MonkeyPatch, *durations: float) -> None:
-    """Each piece of work takes the next of these."""
-    now, left = [0.0, 0.0], iter(durations)
-
-    def tell() -> float:
-        now[1] += 1
-        if now[1] % 2 == 0:  # at the end of a piece of work
-            now[0] += next(left)
-        return now[0]
-
-    monkeypatch.setattr(machine, "clock", tell)
-    monkeypatch.setattr(machine, "SECONDS", 1.0)  # not as the tests set it
-
-
-def test_the_median_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    _clock_that_takes(monkeypatch, 0.9, 0.1, 0.3, 0.2)
-    assert machine.seconds_of(int) == pytest.approx(0.2)
-
-
-def test_long_work_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[int] = []
-    _clock_that_takes(monkeypatch, 5.0)
-    assert machine.seconds_of(int, lambda: waited.append(1)) == 5.0
-    assert waited == [1]
 
 
 SOURCE = str(Path(recollect.__file__).parents[1])

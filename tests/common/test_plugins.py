@@ -54,25 +54,6 @@ def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "yes"),
-    [
-        ("my.py:MyLoss", True),
-        ("a/b/my.py:MyLoss", True),
-        (r"C:\things\my.py:MyLoss", True),
-        ("package.module:attribute", True),
-        ("recall_at_k", False),
-        ("timm:convnext_tiny", False),
-        ("timm:convnext_tiny.fb_in22k", False),
-        (":MyLoss", False),
-        ("my.py:", False),
-        ("my.py:not a name", False),
-    ],
-)
-def test_what_has_the_form_of_a_reference(name: str, yes: bool) -> None:
-    assert plugins.is_reference(name) == yes
-
-
-@pytest.mark.parametrize(
     ("code", "attribute", "words"),
     [
         (CODE, "MyLos", ("has no 'MyLos'", "Did you mean MyLoss?")),
@@ -113,25 +94,3 @@ def test_code_that_fails_is_told_with_its_line(tmp_path: Path) -> None:
         raise DataError("as it is")
     with pytest.raises(KeyboardInterrupt), plugins.errors_as_config("data set 'mine'"):
         raise KeyboardInterrupt
-
-
-def test_options_follow_the_signature(file: Path) -> None:
-    maker = plugins.load_reference(f"{file}:MyLoss", "loss").target
-    plugins.check_options(maker, {"margin": 1, "scale": 2}, "loss 'mine'")
-    with pytest.raises(ConfigError, match=r"'scal'.*mean scale"):
-        plugins.check_options(maker, {"margin": 1, "scal": 2}, "loss 'mine'")
-    with pytest.raises(ConfigError, match="needs the option margin"):
-        plugins.check_options(maker, {}, "loss 'mine'")
-    plugins.check_options(lambda **options: options, {"anything": 1}, "a maker that takes everything")
-
-
-def test_installed_packages_add_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "outside_package-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-package\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[recollect.losses]\ntheirs = outside_package_module:Theirs\n")
-    (tmp_path / "outside_package_module.py").write_text("class Theirs:\n    pass\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert "theirs" in plugins.installed("loss")
-    assert plugins.load("loss", "theirs").target.__name__ == "Theirs"
-    assert "theirs" not in plugins.installed("metric")

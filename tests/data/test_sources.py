@@ -6,7 +6,6 @@ import io
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ import pytest
 from PIL import Image
 
 from data.image_files import touch, write
-from recollect.common.errors import ConfigError, DataError, DataWarning, ImageError, InputError
-from recollect.data import Counts, Pipeline, Source, available, from_hugging_face, load, sources
+from recollect.common.errors import ConfigError, DataError, DataWarning, InputError
+from recollect.data import Counts, Pipeline, Source, available, from_hugging_face, load
 from recollect.data.transforms import LongerSide
 
 
@@ -46,23 +45,6 @@ def test_published_counts_are_the_papers() -> None:
     # The paper prints one row for the three lists together.
     tests = [available()["vehicleid"].published[split] for split in available()["vehicleid"].test_splits]
     assert (sum(test.images for test in tests), sum(test.classes for test in tests)) == (40_365, 4_800)
-
-
-def test_a_data_set_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import numpy as np\n"
-        "from recollect.data import ImageSet, Source\n"
-        "def read(root, split, *, size=2):\n"
-        "    return ImageSet('mine', ['a'], [0], ['x'], arrays=np.zeros((1, size, size), np.uint8), split=split)\n"
-        "SOURCES = (Source('mine', 'mine', read, ('train',), 'none', 'here', 'mine', needs_root=False),)\n"
-    )
-    monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(tmp_path)])
-    available.cache_clear()
-    try:
-        assert load("mine", size=3).read(0).size == (3, 3)
-        assert "folder" in available()
-    finally:
-        available.cache_clear()
 
 
 def test_unknown_names_splits_and_options(tmp_path: Path) -> None:
@@ -326,72 +308,36 @@ def png(value: int) -> bytes:
     return buffer.getvalue()
 
 
-class Rows(list[dict[str, Any]]):
-    """As much of ``datasets.Dataset`` as is used."""
-
-    column_names = ("image", "label", "kind")
-    features: dict[str, Any] = {"label": SimpleNamespace(names=["cat", "dog", "eel"])}  # noqa: RUF012
-    _fingerprint = "f00d"
-    split = "train"
-
-    def __getitem__(self, key: Any) -> Any:
-        return [row[key] for row in self] if isinstance(key, str) else super().__getitem__(key)
-
-
-def rows(tmp_path: Path) -> Rows:
-    (tmp_path / "b.png").write_bytes(png(2))
-    images = [Image.new("RGB", (6, 4), (0, 0, 0)), {"bytes": png(1)}, {"bytes": None, "path": str(tmp_path / "b.png")}]
-    return Rows({"image": image, "label": (2, 0, 2)[i], "kind": "xyx"[i]} for i, image in enumerate(images))
-
-
-def test_rows_as_an_image_set(tmp_path: Path) -> None:
-    images = from_hugging_face(rows(tmp_path), coarse="kind")
-    assert (list(images.class_names), images.labels.tolist()) == (["cat", "eel"], [1, 0, 1])
-    assert (list(images.coarse_names), images.split) == (["x", "y"], "train")
-    assert [images.read(i).getpixel((0, 0))[0] for i in range(3)] == [0, 1, 2]  # type: ignore[index]
-    part = images.subset([2, 1])
-    assert [part.read(i).getpixel((0, 0))[0] for i in range(2)] == [2, 1]  # type: ignore[index]
-    assert list(part.names) == ["f00d/00000002", "f00d/00000001"]
-    assert len(images) == 3
-    with pytest.raises(InputError, match="no files"):
-        images.path(0)
-    with pytest.raises(InputError, match="joined"):
-        images.joined(images)
-
-
-@pytest.mark.parametrize("cache", ["none", "ram", "disk"])
-def test_the_pipeline_reads_them(tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
-    with Pipeline(from_hugging_face(rows(tmp_path)), LongerSide(3), workers=2, cache=cache) as pipeline:
-        for _ in range(2):
-            assert sorted(int(i) for batch in pipeline.sequential(8) for i in batch.indices) == [0, 1, 2]
-
-
-def test_what_cannot_be_taken(tmp_path: Path) -> None:
-    made = rows(tmp_path)
-    with pytest.raises(InputError, match="Did you mean label"):
-        from_hugging_face(made, label="labels")
-    with pytest.raises(InputError, match="stream"):
-        from_hugging_face(iter(made))
-    with pytest.raises(InputError, match="DatasetDict"):
-        from_hugging_face({"train": made})
-    made[1]["label"] = None
-    with pytest.raises(DataError, match="row 1"):
-        from_hugging_face(made)
-    made[1] |= {"label": 0, "image": None}
-    with pytest.raises(ImageError, match="row 1"):
-        from_hugging_face(made).read(1)
-
-
-def test_the_real_package() -> None:
+def test_rows_of_hugging_face_are_an_image_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
-    table = {"image": [{"bytes": png(value), "path": None} for value in (5, 6, 7)], "label": [1, 0, 1]}
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "label": datasets.ClassLabel(names=["cat", "dog", "eel"]),
+            "kind": datasets.Value("string"),
+        }
+    )
+    table = {
+        "image": [{"bytes": png(value), "path": None} for value in (5, 6, 7)],
+        "label": [2, 0, 2],
+        "kind": list("xyx"),
+    }
     decoded = datasets.Dataset.from_dict(table, features=features)
     for dataset in (decoded, decoded.cast_column("image", datasets.Image(decode=False))):
-        images = from_hugging_face(dataset)
-        assert (list(images.class_names), images.labels.tolist()) == (["cat", "dog"], [1, 0, 1])
-        assert [images.read(i).getpixel((0, 0))[0] for i in range(3)] == [5, 6, 7]
+        images = from_hugging_face(dataset, coarse="kind")
+        assert (list(images.class_names), images.labels.tolist()) == (["cat", "eel"], [1, 0, 1])
+        assert list(images.coarse_names) == ["x", "y"]
+        part = images.subset([2, 1])
+        assert [part.read(i).getpixel((0, 0))[0] for i in range(2)] == [7, 6]  # type: ignore[index]
+        for cache in ("none", "ram", "disk"):
+            with Pipeline(images, LongerSide(3), workers=2, cache=cache) as pipeline:
+                assert sorted(int(i) for batch in pipeline.sequential(8) for i in batch.indices) == [0, 1, 2]
     for other, message in ((decoded.to_iterable_dataset(), "stream"), (datasets.DatasetDict(), "DatasetDict")):
         with pytest.raises(InputError, match=message):
             from_hugging_face(other)
+    with pytest.raises(InputError, match="Did you mean label"):
+        from_hugging_face(decoded, label="labels")
+    incomplete = datasets.Dataset.from_dict({"image": [None, None], "label": [0, None]})
+    with pytest.raises(DataError, match="row 1"):
+        from_hugging_face(incomplete)

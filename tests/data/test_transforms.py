@@ -17,11 +17,9 @@ from recollect.common.machine import fix_torchvision
 from recollect.data import transforms
 from recollect.data.image_set import ImageSet
 from recollect.data.transforms import (
-    FromTorchvision,
     GlyphAffine,
     LongerSide,
     RandomResizedCrop,
-    make_augmentation,
     occurrences,
     uniforms,
 )
@@ -259,44 +257,3 @@ def test_query_is_bounded_by_its_share_of_the_picture(tmp_path: Path, box: list[
 def test_an_empty_box_names_the_image(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"a\.png: its box"):
         LongerSide().read(one(noise(30, 20), tmp_path, [5, 5, 5, 9]), 0)
-
-
-CODE = """
-import torch
-from recollect.data.transforms import Transform
-
-class Fixed(Transform):
-    size, draws, key = (16, 16), 0, "fixed"
-    def __init__(self, preprocessing, value=7):
-        self.value = value
-    def __call__(self, image, random):
-        import numpy
-        return numpy.full((16, 16, 3), self.value, numpy.uint8)
-
-def plain(size):
-    return lambda image: torch.zeros(3, size, size, dtype=torch.uint8)
-
-def wrong():
-    return 3
-"""
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    (tmp_path / "a.py").write_text(CODE)
-    return str(tmp_path / "a.py")
-
-
-def test_a_transform_or_a_torchvision_transform_from_outside(file: str) -> None:
-    made = make_augmentation(f"{file}:Fixed", Preprocessing(16, 20), options={"value": 9})
-    assert made(np.zeros((4, 4, 3), np.uint8), np.zeros(0)).max() == 9
-    wrapped = make_augmentation(f"{file}:plain", Preprocessing(16, 20))
-    assert isinstance(wrapped, FromTorchvision)
-    assert wrapped(np.zeros((4, 4, 3), np.uint8), np.zeros(1)).shape == (16, 16, 3)
-
-
-def test_what_is_wrong_is_said(file: str) -> None:
-    with pytest.raises(ConfigError, match="Did you mean value"):
-        make_augmentation(f"{file}:Fixed", Preprocessing(16, 20), options={"vlue": 9})
-    with pytest.raises(ConfigError, match="must return a transform"):
-        make_augmentation(f"{file}:wrong", Preprocessing(16, 20))

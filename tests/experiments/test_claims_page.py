@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +15,13 @@ from matrix_bench import SMALL, make_patterns, run_here
 from experiments import reproduce as reproducing
 from experiments.__main__ import main
 from experiments.benches import BENCHES, Bench
-from experiments.claims import CLAIMS, Claim, asymmetric, batch, k_sets
-from experiments.claims_page import Judged, draw_claim, judge, write_page
-from experiments.reproduce import reproduce, take_over
+from experiments.claims import CLAIMS, asymmetric, batch, k_sets
+from experiments.claims_page import Judged, judge, write_page
+from experiments.reproduce import take_over
 from recollect._version import __version__
-from recollect.common.errors import ConfigError
 from recollect.config.resolve import as_mapping, resolve
 from recollect.studies.protocol import Cell, Matrix, Run
-from recollect.studies.summary import CellResult, collect
+from recollect.studies.summary import collect
 
 RATES = (3e-4, 1e-3, 3e-3)
 BENCH = Bench(**SMALL, title="coloured patterns", full=96, batch=16, batches=(8, 16), folder="patterns")
@@ -113,25 +111,6 @@ def test_comparisons_of_two_versions_are_marked(study: Matrix, tmp_path: Path) -
     assert "**undecided (runs of two versions)**" in page
 
 
-def _results(claim: Claim) -> dict[str, CellResult]:
-    return {
-        cell.name: CellResult(cell, {seed: {"r@1": 40.0 + number + 0.1 * seed} for seed in (1, 2, 3)}, None)
-        for number, cell in enumerate(claim.cells())
-    }
-
-
-def _texts(path: Path) -> list[str]:
-    return re.findall(r"<text[^>]*>([^<]+)</text>", path.read_text(encoding="utf-8"))
-
-
-def test_curves_have_the_papers_beside_them(tmp_path: Path) -> None:
-    claim = batch(BENCH)
-    assert draw_claim(claim, _results(claim), tmp_path / "curves.svg")
-    texts = _texts(tmp_path / "curves.svg")
-    assert {"measured: small", "the paper: batch-size figure, Cars196, ResNet-50"} <= set(texts)
-    assert {"Smooth-AP", "RS@k", "RS@k+SiMix"} <= set(texts)
-
-
 def _records(bench: Bench) -> list[dict[str, Any]]:
     """A whole study of one cell, as a page would tell it; 1e-3 is the best rate."""
     cell = asymmetric(bench).cells()[0]
@@ -179,26 +158,6 @@ def test_a_study_goes_on_from_an_earlier_page(bench: Bench, tmp_path: Path) -> N
     write_page(study, [asymmetric(bench)], tmp_path / "page", "x")
     records = [json.loads(line) for line in (tmp_path / "page" / "runs.jsonl").read_text().splitlines()]
     assert sorted(records, key=lambda run: run["run"]) == sorted(_records(bench), key=lambda run: run["run"])
-
-
-def test_settings_found_automatically_are_compared_as_found(bench: Bench, tmp_path: Path) -> None:
-    """A run's own configuration says what was found; the bench's says "auto"."""
-    automatic = {key: value for key, value in bench.settings.items() if key != "data.augmentation"}
-    today = replace(bench, settings=automatic)
-    assert _import(tmp_path, today, _records(bench))[1] == (6, 0)
-    other = replace(bench, settings={**bench.settings, "data.augmentation": "none"})
-    assert _import(tmp_path, today, _records(other))[1] == (0, 6)
-
-
-def test_runs_of_a_changed_bench_do_not_meet_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = replace(BENCHES["cars196-head"], settings={"model.image_size": 96})
-    monkeypatch.setitem(BENCHES, "cars196-head", changed)
-    out = tmp_path / "study"
-    reproduce("tau1", benches=["glyphs"], out=out, minutes=0)
-    (out / "runs" / "cars196-head").mkdir(parents=True)
-    monkeypatch.undo()
-    with pytest.raises(ConfigError, match="image_size"):
-        reproduce("tau1", benches=["glyphs"], out=out, minutes=0)
 
 
 @pytest.mark.release

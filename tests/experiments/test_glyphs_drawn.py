@@ -7,7 +7,7 @@ import pytest
 
 from experiments import glyphs
 from experiments.lookalikes import merge_lookalikes
-from experiments.typefaces import EM, SIZE, Face, characters_of, find_faces
+from experiments.typefaces import EM, SIZE, Face, find_faces
 from recollect.data.sources import glyphs as source
 
 FACES = ("DejaVuSansMono-BoldOblique", "DejaVuSansMono-Oblique", "STIXGeneralItalic")
@@ -24,12 +24,6 @@ def small(faces: list[Face]) -> glyphs.Glyphs:
     return glyphs.make_glyphs(faces, min_faces=3)
 
 
-def test_coverage_is_what_a_font_draws(faces: list[Face]) -> None:
-    characters = characters_of(faces[0].path)
-    assert {"A", "Ж", "ß", "∞", "7"} <= characters
-    assert not {" ", "\u00a0", "\u0301", "\ue000", "漢"} & characters
-
-
 def test_a_character_is_black_on_white_and_centred(faces: list[Face]) -> None:
     picture = faces[0].render("H")
     assert (picture.shape, picture.dtype, picture[0, 0]) == ((SIZE, SIZE), np.uint8, 255)
@@ -37,13 +31,6 @@ def test_a_character_is_black_on_white_and_centred(faces: list[Face]) -> None:
     for low, high in ((rows.min(), rows.max()), (columns.min(), columns.max())):
         assert abs((low + high + 1) / 2 - SIZE / 2) <= 0.5
     assert EM * 0.6 < rows.max() - rows.min() + 1 < EM * 0.85
-
-
-def test_wide_characters_are_shrunk_not_cut(faces: list[Face]) -> None:
-    for character in "€ЩÅ—‱":
-        picture = next(face for face in find_faces() if face.name == "DejaVuSerif-Bold").render(character)
-        border = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
-        assert border.min() == 255, character
 
 
 def test_look_alikes_are_joined_and_others_are_not(faces: list[Face]) -> None:
@@ -63,15 +50,6 @@ def test_no_picture_twice_and_enough_of_each(small: glyphs.Glyphs) -> None:
     assert np.bincount(small.labels).min() == 3
     assert len(small.class_names) > 300
     assert all(picture.min() < 128 for picture in small.pixels)
-
-
-def test_one_picture_a_face_of_look_alikes(small: glyphs.Glyphs) -> None:
-    classes = {name.split()[0] for name in small.class_names}
-    assert "U+0041" in classes
-    assert not {"U+0391", "U+0410"} & classes
-    label = next(i for i, name in enumerate(small.class_names) if name == "U+0041 A")
-    names = [small.names[i] for i in np.flatnonzero(small.labels == label)]
-    assert names == [f"U+0041/{face}" for face in FACES]
 
 
 def test_the_file_of_the_package_holds_what_was_drawn(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -126,18 +125,6 @@ def test_vehicleids_default_test_is_its_small_list(tmp_path: Path, summary: dict
     assert why in _text(page)
 
 
-def test_every_run_of_a_row_is_shown(tmp_path: Path) -> None:
-    runs = [
-        _run(tmp_path / f"{seed}", "cars196-k/r50-512/rsk/k-1", {"cars196/test": {f"r@{k}": 0.7 for k in KS}})
-        for seed in range(2)
-    ]
-    sweep = "cars196-batch/r50-512/rsk/batch-16"
-    runs += [_run(tmp_path / name, sweep, {"cars196/test": {"r@1": value}}) for name, value in (("a", 0.6), ("b", 0.5))]
-    page = write_paper(runs, tmp_path / "paper.html")
-    assert _own_rows(page) == {f"yours: {seed}": [["70.0"] * 6] for seed in range(2)}
-    assert "60.00, 50.00" in _text(page)
-
-
 @pytest.mark.parametrize(("over", "year"), [("_as_released", 2023), ("_as_released_2024", 2024)])
 def test_a_run_as_released_is_shown_as_the_row_it_is(tmp_path: Path, over: str, year: int) -> None:
     (tmp_path / "mine.yaml").write_text(f"inherits: [sop/r50-512/rsk, {over}]\n")
@@ -146,17 +133,6 @@ def test_a_run_as_released_is_shown_as_the_row_it_is(tmp_path: Path, over: str, 
     runs += [_run(tmp_path / "by_name", f"sop/r50-512/rsk+{over}", result)]
     rows = _own_rows(write_paper(runs, tmp_path / "paper.html"))
     assert list(rows) == [f"yours: {name}, as released in {year}" for name in ("by_file", "by_name")]
-
-
-def test_charts_of_sweeps_name_the_setting_and_stay_below_100_percent(tmp_path: Path) -> None:
-    mine = _run(tmp_path / "run", "cars196-tau1/r50-512/rsk/tau1-0.5", {"cars196/test": {"r@1": 0.8069}})
-    page = write_paper([mine], tmp_path / "paper.html").read_text(encoding="utf-8").replace("\u00a0", " ")
-    assert "<title>SAP: 68.9 % at 16</title>" in page
-    chart = page.split("<title>r@1 on Cars196 by τ1</title>")[1].split("</svg>")[0]
-    assert "<title>RS@k, yours: 80.7 % at 0.5</title>" in chart
-    assert max(map(float, re.findall(r">([\d.]+) %<", chart))) <= 100
-    places = [float(x) for x in re.findall(r'<line x1="([\d.]+)"[^>]* class="tick"', chart)]
-    assert max(places) <= 470, "every value of the paper has a place on the axis"
 
 
 def test_means_of_instance_search_wait_for_all_numbers() -> None:
@@ -209,21 +185,3 @@ def test_the_illustrations_show_what_the_losses_give() -> None:
     count = len(method.mixed_similarities().labels)
     assert page.count("<rect") == count**2
     assert "both virtual" in page
-
-
-def test_the_two_sigmoids_and_the_gradient_against_the_rank_are_drawn() -> None:
-    page = str(idea())
-    rows = {
-        re.sub("<[^>]+>", "", cells[0]): [float(re.sub("<[^>]+>", "", cell)) for cell in cells[1:]]
-        for row in re.findall(r"<tr>.*?</tr>", page)
-        if len(cells := re.findall(r"<t[hd].*?</t[hd]>", row)) == 5 and re.match(r"<th[^>]*>(τ|k )", cells[0])
-    }
-
-    def sigmoid(x: float) -> float:
-        return 1 / (1 + math.exp(-x))
-
-    assert rows["τ2 = 0.01 (used)"][:2] == pytest.approx([sigmoid(-10), sigmoid(10)], rel=1e-3)
-    assert rows["τ1 = 1 (used)"][:2] == pytest.approx([sigmoid(4), sigmoid(-6)], rel=1e-3)
-    assert [rows[f"k = {k}"][3] for k in (1, 2, 4)] == [0.25] * 3  # the gradient of a hit is largest at rank k
-    assert rows["k ∈ {1, 2, 4}, sum"][3] > 0.5
-    assert page.count('class="chart"') == 3

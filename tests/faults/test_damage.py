@@ -83,13 +83,6 @@ def test_an_interrupted_run_is_refused_or_resumed_exactly(world: World, tmp_path
         assert same, f"{name}: trained on silently, to other weights"
 
 
-def test_a_flipped_bit_in_the_weights_of_a_model_is_noticed(world: World, tmp_path: Path) -> None:
-    for share in (0.2, 0.5, 0.8):
-        place = world.copied(world.finished, tmp_path / str(share))
-        _flip(share)(place / "model" / "model.safetensors")
-        _says(run(_embed(world, place, tmp_path / "v.npz"), tmp_path), "SHA-256 differs")
-
-
 def test_damaged_results_of_others_are_refused_or_read_as_they_were(world: World, tmp_path: Path) -> None:
     """Vectors, and an index, whose single bits only ``--check`` compares."""
     image = str(world.image)
@@ -116,16 +109,6 @@ def test_a_damaged_cache_is_computed_again(world: World, tmp_path: Path) -> None
             DAMAGES[name](part)
         _says(run(arguments, tmp_path, cache=cache), "computed again", code=0)
         assert (tmp_path / "v.npz").read_bytes() == before, name
-
-
-def test_a_last_line_that_was_cut_short_is_repaired(world: World, tmp_path: Path) -> None:
-    place = world.copied(world.interrupted, tmp_path / "run")
-    with (place / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "st')
-    ended = run(["train", "--resume", str(place)], tmp_path)
-    assert ended.code == 0
-    assert "the last line may be incomplete" in ended.out + ended.err
-    assert weights(place / "model") == weights(world.finished / "model")
 
 
 class _Payload:

@@ -127,23 +127,6 @@ def test_an_earlier_result_is_kept_unless_told_otherwise(vectors_file: Path) -> 
     assert "r@2" in write_evaluation(vectors_file, ks=[2], overwrite=True).summary["metrics"]
 
 
-def test_images_of_a_single_class_measure_nothing_which_is_said(
-    vectors_file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "recollect")
-    write_evaluation(vectors_file)
-    assert "measure nothing" not in caplog.text
-    rows = np.load(vectors_file)["embeddings"]
-    np.savez(
-        vectors_file, embeddings=rows, labels=np.zeros(40, np.int64), gallery=rows, gallery_labels=np.arange(40) % 2
-    )
-    write_evaluation(vectors_file, overwrite=True)
-    assert "measure nothing" not in caplog.text, "the gallery has another class"
-    np.savez(vectors_file, embeddings=rows, labels=np.zeros(40, np.int64))
-    write_evaluation(vectors_file, overwrite=True)
-    assert "all images are of one class" in caplog.text
-
-
 def test_what_cannot_be_is_refused_before_anything_is_written(vectors_file: Path) -> None:
     wrong = ({"protocol": "some"}, {"metrics": ["nothing"]}, {"recipe": "glyphs", "model": None})
     for options in wrong:

@@ -178,25 +178,6 @@ def test_runs_and_images_moved_together(workspace: Path, tmp_path: Path, monkeyp
     assert run.read_config().data.root == str(workspace / "images"), "what is not found is named as it was written"
 
 
-def test_damaged_files_are_sentences(workspace: Path) -> None:
-    run = RunFiles(workspace / "runs" / "one")
-    assert run.finished
-    run.config_file.write_text("data: [")
-    with pytest.raises(ConfigError, match="line 1"):
-        run.read_config()
-    run.config_file.write_text("")
-    with pytest.raises(DataError, match="incomplete"):
-        run.read_config()
-    run.manifest_file.write_text("3")
-    with pytest.raises(DataError, match="not a dict"):
-        run.read_manifest()
-
-
-def test_an_empty_group_of_a_manifest_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text(json.dumps({"plan": None, "outcome": None, "started": "today"}))
-    assert RunFiles(tmp_path).read_manifest() == {"started": "today"}
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     random = np.random.default_rng(0)

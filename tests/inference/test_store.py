@@ -5,22 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings, strategies as st
-from torch import nn
 
 from recollect.common.errors import DataWarning
 from recollect.common.files import cache_folder
 from recollect.data import ImageSet
 from recollect.inference import store
 from recollect.inference.store import Places, Rows, VectorStore, content_keys, set_digest
-from recollect.models.weights import weights_digest
 
 
 def keys_of(numbers: list[int]) -> store.Keys:
@@ -56,14 +52,6 @@ def test_every_row_is_computed_once_and_comes_in_order(asked: list[list[int]], p
             seen |= set(numbers)
 
 
-def test_another_network_is_another_store(tmp_path: Path) -> None:
-    numbers = [1, 2]
-    VectorStore({"weights": "a"}, tmp_path).rows(keys_of(numbers), Counting(numbers))
-    compute = Counting(numbers)
-    VectorStore({"weights": "b"}, tmp_path).rows(keys_of(numbers), compute)
-    assert compute.computed == 2
-
-
 def test_rows_of_any_shape(tmp_path: Path) -> None:
     maps = np.random.default_rng(0).normal(size=(3, 2, 5, 4)).astype(np.float32)
     vectors = VectorStore({"of": "maps"}, tmp_path)
@@ -82,16 +70,6 @@ def test_rows_that_are_not_numbers_are_handed_on_and_not_kept(tmp_path: Path) ->
     rows = vectors.rows(keys_of([5, 6, 7, 6]), compute)
     assert np.isnan(rows).any(axis=1).tolist() == [False, True, False, True]
     assert VectorStore({}, tmp_path).contains(keys_of([5, 6, 7])).tolist() == [True, False, True]
-
-
-def test_only_reading_writes_nothing(tmp_path: Path) -> None:
-    VectorStore({}, tmp_path).rows(keys_of([1]), Counting([1]), keep=False)
-    assert not list(tmp_path.rglob("*.npz"))
-    VectorStore({}, tmp_path).rows(keys_of([1]), Counting([1]))
-    compute = Counting([1, 2])
-    rows = VectorStore({}, tmp_path).rows(keys_of([1, 2]), compute, keep=False)
-    assert rows.tolist() == [[1, 2], [2, 3]]
-    assert compute.calls == [[1]]
 
 
 def damages(content: bytes) -> dict[str, bytes]:
@@ -145,53 +123,6 @@ def test_an_interruption_loses_one_part(tmp_path: Path) -> None:
     rows = VectorStore({}, tmp_path).rows(keys_of(numbers), compute, part=10)
     assert compute.calls == [list(range(start, start + 10)) for start in range(0, 100, 10)]
     assert rows.tolist() == [[n, n + 1] for n in numbers]
-
-
-def test_two_that_want_the_same_wait_for_each_other(tmp_path: Path) -> None:
-    numbers, begun, go_on = [1, 2, 3], threading.Event(), threading.Event()
-    first, second, rows = Counting(numbers), Counting(numbers), {}
-
-    def slowly(places: Places) -> Rows:
-        begun.set()
-        assert go_on.wait(600)
-        return first(places)
-
-    def ask(name: str, compute: Counting) -> None:
-        rows[name] = VectorStore({}, tmp_path).rows(keys_of(numbers), slowly if compute is first else compute)
-
-    threads = [
-        threading.Thread(target=ask, args=("first", first)),
-        threading.Thread(target=ask, args=("other", second)),
-    ]
-    threads[0].start()
-    assert begun.wait(600)
-    threads[1].start()
-    go_on.set()
-    for thread in threads:
-        thread.join(600)
-    assert first.computed == 3
-    assert second.computed == 0
-    assert np.array_equal(rows["first"], rows["other"])
-
-
-def test_large_results_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
-    monkeypatch.setattr(store, "IN_MEMORY", 8)
-    numbers = [4, 5, 6]
-    rows = VectorStore({}).rows(keys_of(numbers), Counting(numbers))
-    assert isinstance(rows, np.memmap)
-    assert rows.tolist() == [[4, 5], [5, 6], [6, 7]]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["vectors"], "nothing is left beside the store"
-
-
-def test_the_digest_takes_weights_in_any_memory_order() -> None:
-    plain = nn.Conv2d(4, 6, 1)
-    last = nn.Conv2d(4, 6, 1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    last.load_state_dict(plain.state_dict())
-    assert weights_digest(plain) == weights_digest(last)
-    with torch.no_grad():
-        plain.weight[0, 0] += 1
-    assert weights_digest(plain) != weights_digest(last)
 
 
 @pytest.fixture(autouse=True)

@@ -64,13 +64,6 @@ def test_a_recipe_beside_a_run_keeps_the_run_s_root(tmp_path: Path) -> None:
     assert (data.name, data.root, data.options, own) == ("cars196", None, other.data.options, False)
 
 
-def test_settings_of_another_version_matter_only_where_they_are_needed(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("unheard_of: 1\n")
-    assert choose_test(RunFiles(tmp_path), data="glyphs")[0].name == "glyphs"
-    with pytest.raises(DataError, match="incomplete"):
-        choose_test(RunFiles(tmp_path))
-
-
 def test_every_set_has_a_result_name_of_its_own(tmp_path: Path) -> None:
     def name(root: Path, **options: Path) -> str:
         return load_test(data=str(root), split="train", **options).name  # type: ignore[arg-type]

@@ -24,13 +24,11 @@ from recollect.inference.training_record import (
     is_unseen,
     load_by_record,
     read_trained_on,
-    refuse_other_training_images,
     split_of,
     trained_on,
 )
 from recollect.report import write_report
 from recollect.report.results import evaluate_run, read_run
-from recollect.training.build import final_config
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
 
@@ -156,17 +154,6 @@ def test_runs_before_and_after_a_change_are_tested_on_classes_that_neither_knows
     )
 
 
-def test_a_final_run_does_not_leave_the_others_without_a_test(photos: Path, tmp_path: Path) -> None:
-    first = fitted(photos, tmp_path / "first")
-    final = fitted(photos, tmp_path / "final", **{"data.train_split": "all", "data.validation": "none"})
-    runs = [read_run(first), read_run(final)]
-    single, compared = evaluate_run(runs[0]), evaluate_run(runs[0], other_runs=runs[1:])
-    assert compared.images.same_as(single.images)
-    last = evaluate_run(runs[1], other_runs=runs[:1]).trained
-    assert last is not None
-    assert last.seen
-
-
 def test_the_record_travels_with_the_model(photos: Path, tmp_path: Path) -> None:
     """``RUN/model`` is what ``train`` prints last, and what people copy."""
     run = fitted(photos, tmp_path / "run")
@@ -207,29 +194,6 @@ def test_vectors_in_a_file_are_compared_with_the_record_of_their_model(photos: P
     record = record_of(run)
     assert summary["source"]["trained_classes"] == len(record.classes)
     assert f"{len(record.classes)} classes have the names" in messages
-
-
-def test_a_list_that_moved_is_not_replaced_by_its_folders(photos: Path, tmp_path: Path) -> None:
-    shots = tmp_path / "shots"
-    rows = ["path,label"]
-    for number, image in enumerate(sorted(photos.rglob("*.png"))):
-        day = f"day{number % 4}"
-        (shots / day).mkdir(parents=True, exist_ok=True)
-        shutil.copy(image, shots / day / f"{number}.png")
-        rows.append(f"{day}/{number}.png,{image.parent.name}")
-    (shots / "labels.csv").write_text("\n".join(rows))
-    run = fitted(shots / "labels.csv", tmp_path / "run")
-    before, _ = evaluated(run)
-    moved = shots.rename(tmp_path / "moved")
-    with pytest.raises(DataError, match="name their list with --root"):
-        final_config(run)
-    assert evaluated(run, "--root", moved)[0]["metrics"] == before["metrics"]
-    assert final_config(run, {"data.root": str(moved)}).data.root == str(moved / "labels.csv")
-    assert evaluate_run(read_run(run), root=str(moved)).images.data == "labels.csv"
-    (moved / "labels.csv").rename(moved / "list.csv")
-    with pytest.raises(DataError, match=r"a list of images, labels\.csv, which is not in this folder"):
-        final_config(run, {"data.root": str(moved)})
-    assert evaluated(run, "--root", moved / "list.csv")[0]["metrics"] == before["metrics"]
 
 
 def test_the_split_of_a_run_is_that_of_a_folder(photos: Path, tmp_path: Path) -> None:
@@ -284,40 +248,6 @@ def test_train_and_test_folders_that_share_classes(tmp_path: Path) -> None:
     assert screened_set.excluded
     assert screened_set.trained_images == 0, "other photos of a trained class"
     assert set(screened_set.images.class_names) == {"test-01", "test-02"}
-
-
-def test_renamed_classes_and_single_photos_are_known_by_content(photos: Path, tmp_path: Path) -> None:
-    run = fitted(photos, tmp_path / "run")
-    test = flat(tmp_path / "others", 4, seed=7)
-    record = load("folder", photos, "train")
-    shutil.copytree(record.path(0).parent, test / "renamed")
-    (test / "train-03").rename(test / "new")
-    shutil.copy(record.path(len(record) - 1), test / "new" / "stray.png")
-    for name in ("train-00", "train-01", "train-02"):
-        (test / name).rename(test / f"other-{name}")
-    screened_set = screened(test, "all", run)
-    assert screened_set.trained_classes == ("renamed",)
-    assert screened_set.trained_images == 1
-    assert any("1 image of the test set was trained on" in remark.text for remark in screened_set.remarks())
-
-
-def test_resuming_with_other_photos_is_refused(photos: Path, tmp_path: Path) -> None:
-    run = fitted(photos, tmp_path / "run")
-    manifest = json.loads((run / "manifest.json").read_text())
-    manifest.pop("outcome")
-    (run / "manifest.json").write_text(json.dumps(manifest))
-    train_images, test_images = (load("folder", photos, split) for split in ("train", "test"))
-    first, other = train_images.path(0), test_images.path(0)
-    original = first.read_bytes()
-    first.write_bytes(other.read_bytes())
-    with pytest.raises(ConfigError, match=r"1 images .*not seen"):
-        train(resume=run)
-    first.write_bytes(original)
-    train(resume=run)
-    trained_on(load("folder", photos, "test")).write(run)
-    images = load("folder", photos, "train")
-    with pytest.raises(ConfigError, match="other classes"):
-        refuse_other_training_images(run, images)
 
 
 def coloured(*classes: tuple[str, list[int]]) -> ImageSet:

@@ -117,33 +117,6 @@ def test_gem_s_exponent_is_part_of_the_pooling(root: Path, embedder: Embedder) -
     assert not np.allclose(before, part_rows(embedder, images).rows)
 
 
-def test_rows_below_the_cut_are_gone_on_from(root: Path, embedder: Embedder) -> None:
-    """Trained with a frozen backbone: pooling and head changed, the backbone did not."""
-    images, passes = load("folder", root, "train"), Passes(embedder)
-    part_rows(embedder, images, "backbone", frozen="backbone")
-    with torch.no_grad():
-        embedder.pooling.p.add_(0.5)  # type: ignore[union-attr, operator]
-    found = part_rows(embedder, images, frozen="backbone")
-    assert passes.images == len(images)
-    with torch.no_grad():
-        expected = embedder.eval().pooled(torch.stack([embedder.preprocessing(images.read(0))]))
-    np.testing.assert_allclose(found.rows[0], expected[0].numpy(), atol=1e-5)
-
-
-def test_the_network_without_training_comes_with_the_frozen_one(root: Path, embedder: Embedder) -> None:
-    """Features by the backbone's own pooling are kept in the same pass: what a verdict compares with."""
-    images = load("folder", root, "train")
-    part_rows(embedder, images, "pooling", frozen="pooling")
-    start = Embedder.create("tiny", dim=None, size=24)
-    start.backbone.load_state_dict(embedder.backbone.state_dict())
-    passes = Passes(start)
-    found = part_rows(start, images)
-    assert passes.images == 0
-    with torch.no_grad():
-        expected = start.eval().pooled(torch.stack([start.preprocessing(images.read(0))]))
-    np.testing.assert_allclose(found.rows[0], expected[0].numpy(), atol=1e-5)
-
-
 @pytest.mark.parametrize("upto", ["backbone", "pooling"])
 def test_bad_images(tmp_path: Path, embedder: Embedder, upto: str, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_images(tmp_path / "images", classes=2)
@@ -157,13 +130,6 @@ def test_bad_images(tmp_path: Path, embedder: Embedder, upto: str, monkeypatch: 
     assert [bad.index for bad in found.skipped] == [3]
     finite = np.isfinite(found.rows).reshape(len(images), -1).all(axis=1)
     assert finite.tolist() == [index != 3 for index in range(len(images))]
-
-
-def test_the_mode_is_left_as_it_was_even_by_an_error() -> None:
-    network = torch.nn.Linear(2, 2)
-    with pytest.raises(RuntimeError):
-        list(run_network(network, [(torch.zeros(1, 3), np.zeros(1, np.int64))], torch.device("cpu")))
-    assert network.training
 
 
 def test_an_image_too_narrow_for_the_network_is_named() -> None:
@@ -216,18 +182,6 @@ def test_a_box_refers_to_the_full_size(tmp_path: Path, embedder: Embedder) -> No
     expected = embedder.embed([read_image(images.path(0)).crop(box)], progress=False)
     torch.testing.assert_close(embedder.embed(boxed, progress=False), expected)
     torch.testing.assert_close(torch.from_numpy(embed_set(embedder, boxed).rows), expected, atol=1e-6, rtol=0)
-
-
-def test_on_a_cpu_few_images_are_in_the_network_at_once(tmp_path: Path) -> None:
-    embedder, sizes = Embedder.create("tiny", size=224), []
-    first = next(module for module in embedder.modules() if isinstance(module, torch.nn.Conv2d))
-    first.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 24, 24, 3), dtype=np.uint8)
-    images = ImageSet("noise", [str(n) for n in range(20)], np.zeros(20, np.int64), ["a"], arrays=pixels)
-    embedder.embed(images, progress=False)
-    part_rows(embedder, images)
-    assert sizes == [16, 4] * 2, "of 224 pixels"
-    assert Embedder.create("tiny", size=48).images_at_once == 128
 
 
 @pytest.fixture

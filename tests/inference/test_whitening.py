@@ -129,18 +129,6 @@ def test_few_images_have_a_way_that_works(network: Embedder, tmp_path: Path) -> 
     assert Embedder.load(tmp_path / "run" / "model").head.linear is not None
 
 
-def test_the_verb_refuses_a_place_before_it_embeds(
-    sfm: Path, network: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network.save(tmp_path / "trained")
-    (tmp_path / "file").write_text("mine")
-    monkeypatch.setattr("recollect.inference.open_model", lambda *given, **more: pytest.fail("work has begun"))
-    for place, words in (("trained", "already contains"), ("file/below", "cannot be written")):
-        more = ["--pairs", str(sfm), "--out", str(tmp_path / place)]
-        result = CliRunner().invoke(app, ["whiten", str(tmp_path / "trained"), *more])
-        assert words in str(result.exception)
-
-
 def test_a_broken_image_costs_its_pairs(sfm: Path, network: Embedder, tmp_path: Path) -> None:
     whitening_set = WhiteningSet.from_sfm(sfm)
     copy = tmp_path / "sfm"

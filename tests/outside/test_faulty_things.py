@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 import recollect
 from outside.test_outside import folder, train
-from recollect.common.errors import ConfigError, RecollectError
 
 __all__ = ["folder"]  # the fixture
 
@@ -90,26 +88,9 @@ def test_faulty_code_is_named_with_its_fault(
     assert "bug in recollect" not in heard
 
 
-def test_a_given_loss_is_tried_before_anything_is_written(faulty: Path) -> None:
-    class Constant(torch.nn.Module):
-        def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return torch.ones(())
-
-    settings = {"run.steps": 1, "run.epochs": None, "batch.chunk": 8, "batch.size": 16, "model.image_size": 32}
-    with pytest.raises(ConfigError, match="'Constant' does not depend on the embeddings"):
-        recollect.train("glyphs", "run", settings=settings, loss=Constant())
-    assert not Path("run").exists()
-
-
 def test_a_loss_that_becomes_nan_keeps_the_batch(faulty: Path) -> None:
     settings = ["run.steps=1", "run.epochs=null", "batch.chunk=8", "batch.size=16", "model.image_size=32"]
     named = ["data.name=my_data.py:squares", "model.init=my_backbone.py:backbone", "batch.samples_per_class=4"]
     with pytest.raises(recollect.TrainingStoppedError, match="the loss is nan"):
         recollect.train("folder", "run", settings=[*named, *settings], loss="faulty.py:LateNan")
     assert list(Path("run/stopped").rglob("*"))
-
-
-def test_a_faulty_metric_in_python(faulty: Path) -> None:
-    vectors = torch.nn.functional.normalize(torch.randn(8, 4), dim=1)
-    with pytest.raises(RecollectError, match=r"metric 'metric' fails: AttributeError: .* \(faulty.py, line"):
-        recollect.evaluate(vectors, torch.arange(8) // 2, metrics=["faulty.py:metric"])

@@ -15,7 +15,7 @@ import torch
 import recollect
 from recollect.cli import main
 from recollect.common import plugins
-from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.errors import ConfigError, DataError
 
 HERE = Path(__file__).parent
 THINGS = sorted((HERE / "things").glob("*.py"))
@@ -196,19 +196,6 @@ def test_objects_in_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert 0 <= result.metrics["hit_share"] <= 1
     again = recollect.evaluate(vectors, images("test").labels, ks=[1])
     assert result.metrics["r@1"] == pytest.approx(again.metrics["r@1"])
-
-
-def test_references_in_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {"run.steps": 1, "run.epochs": None, "batch.chunk": 8, "batch.size": 16, "model.image_size": 32}
-    names = {"loss": "my_loss.py:LogRank", "train_set": "my_data.py:squares", "model": "my_backbone:backbone"}
-    recollect.train(out="run", settings=settings, **names, callbacks=["my_logger.py:Diary"])  # type: ignore[arg-type]
-    recorded = {entry["kind"] for entry in json.loads(Path("run/manifest.json").read_text())["outside"]}
-    assert recorded == {"loss", "data set", "backbone", "logger"}
-    assert Path("run/diary.txt").read_text().endswith("end after 1 steps\n")
-    with pytest.raises(InputError, match=r"the class Callback: make an object of it, Callback\(\)"):
-        recollect.train(out="other", settings=settings, **names, callbacks=[recollect.Callback])  # type: ignore[arg-type,list-item]
-    with pytest.raises(InputError, match="train_set is a list: it must be an ImageSet or a name"):
-        recollect.train(train_set=[1])  # type: ignore[arg-type]
 
 
 def test_a_run_with_given_objects_goes_on_in_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,27 +148,3 @@ def test_the_last_training_takes_all_classes(place: Path, run: Path) -> None:
     good(place, "train", "--final", "run", "--out", "final")
     assert "none are left for testing" in (place / "final" / "train.log").read_text()
     assert manifest(place / "final")["outcome"]["steps"] == 2
-
-
-def test_runs_and_photos_are_moved_together(tmp_path: Path) -> None:
-    """A run of no steps, an instant result."""
-    classes(tmp_path / "here" / "photos", [f"c{n}" for n in range(6)], 300)
-    good(tmp_path / "here", "train", "--data", "photos", "--steps", "0", "--out", "runs/instant", *SMALL)
-    (tmp_path / "here").rename(tmp_path / "there")
-    moved = tmp_path / "there" / "runs" / "instant"
-    assert manifest(moved)["outcome"]["steps"] == 0
-    good(tmp_path, "eval", str(moved))
-    assert len(list((moved / "eval").glob("*/metrics.json"))) == 1
-
-
-def test_the_split_is_balanced_and_adjustable(place: Path) -> None:
-    def held_out(*words: str) -> tuple[int, int]:
-        told = good(place, "train", "--data", "photos", "--skip-bad", "--plan", "--json", *SMALL, *words)
-        plan = json.loads(told[told.index("{") :])
-        plan = plan.get("plan", plan)
-        return plan["held_out_classes"], plan["images"]
-
-    test_classes, images = held_out()
-    assert test_classes == 8
-    assert abs(images - 42) <= 5
-    assert held_out("--test-share", "0.25")[0] == 4

@@ -43,13 +43,6 @@ def test_missing_files_of_a_list_are_skipped_when_asked(place: Path, run: Path) 
     assert "missing" in good(place, "eval", "run", "--data", "other.csv", "--skip-bad", "--overwrite")
 
 
-def test_a_list_of_files_to_embed(run: Path, tmp_path: Path) -> None:
-    classes(tmp_path, ["a"], 50, 2)
-    (tmp_path / "list.txt").write_text("a/0.jpg\na/1.jpg\na/gone.jpg\n")
-    assert "--skip-bad" in refused(tmp_path, "embed", str(run), "list.txt")
-    assert "2 images used; 1 left out: 1 missing" in good(tmp_path, "embed", str(run), "list.txt", "--skip-bad")
-
-
 @pytest.mark.release
 def test_train_and_test_folders_that_share_classes(tmp_path: Path) -> None:
     classes(tmp_path / "train", ["a", "b", "c"], 0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,9 @@ from recollect.config.resolve import resolve
 from recollect.data import load_revisited
 from recollect.data.transforms import LongerSide
 from recollect.inference import vectors as set_vectors
-from recollect.inference.vectors import embed_set
 from recollect.models import INSTANCE_SEARCH_SCALES, Embedder
 from recollect.step.distributed import Processes
-from recollect.training import judging
-from recollect.training.build import build, prepare, watch
+from recollect.training.build import build, prepare
 from recollect.training.head import whiten_last_layer, whitening_images
 from recollect.training.run import RunFolder
 from recollect.training.trainer import train
@@ -163,29 +160,6 @@ def test_validation_is_the_benchmarks_own_map(data: Path, short: Path) -> None:
         assert written["metrics"][f"easy/{name}"] == pytest.approx(best[name], abs=1e-6)
 
 
-def test_parts_of_the_validation_set_give_the_same_map(data: Path) -> None:
-    """As on several processes: each embeds its part, images of equal size together, and all parts are put in order."""
-
-    class Second(Processes):
-        """The second of two processes; the first's rows are ``other``."""
-
-        def gather(self, embeddings: torch.Tensor, labels: torch.Tensor) -> Any:
-            return Processes.of().gather(torch.cat([other[0], embeddings]), torch.cat([other[1], labels]))
-
-    training = build(prepare(resolve(RECIPE, settings(data, **SHORT)), torch.device("cpu"), Processes.of()))
-    network, device, (whole,) = training.network, training.device, training.watched
-    parts = [
-        watch(replace(training, processes=Processes(rank, 2, None)), "val", whole.images, whole.benchmark)
-        for rank in (0, 1)
-    ]
-    assert [part.start for part in parts] == [0, 40]
-    other = judging.embed(network, parts[0], device, None)
-    expected = judging.evaluate_watched(network, whole, Processes.of(), device)
-    assert judging.evaluate_watched(network, parts[1], Second(0, 1, None), device) == pytest.approx(expected, abs=1e-6)
-    for source in (*(part.source for part in parts), training):
-        source.close()
-
-
 def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) -> None:
     """A run's own recipe says three; a saved embedder alone has one; the command line beats both."""
     model = short / "model"
@@ -210,28 +184,6 @@ def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) ->
     found_at_three = json.loads((tmp_path / "m.json").read_text())
     assert found_at_three["source"]["scales"] == list(INSTANCE_SEARCH_SCALES)
     assert found_at_three["metrics"] == written_in(short, "roxford5k")["metrics"], "not those of one scale"
-
-
-def test_distractors_as_vectors(data: Path, short: Path, tmp_path: Path) -> None:
-    """A .npy of vectors gives the same as the folder of images that they come from."""
-    root = str(data / "revisited")
-    paths = ["--metrics-out", str(tmp_path / "a.json"), "--queries-out", str(tmp_path / "a.npz")]
-    arguments = ["eval", str(short), "--data", "roxford5k", "--root", root]
-    assert CliRunner().invoke(app, [*arguments, "--distractors", root, *paths]).exit_code == 0
-    from recollect.data import load_distractors
-    from recollect.data.transforms import LongerSide
-
-    images = load_distractors(root)
-    embedded = embed_set(Embedder.load(short), images, scales=INSTANCE_SEARCH_SCALES, transform=LongerSide(48))
-    vectors = str(tmp_path / "distractors.npy")
-    np.save(vectors, embedded.rows)
-    assert embedded.rows.shape == (100, 64)
-    others = [path.replace("a.", "b.") for path in paths]
-    assert CliRunner().invoke(app, [*arguments, "--distractors", vectors, *others]).exit_code == 0
-    one, other = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
-    assert one["metrics"] == other["metrics"] != one["without_distractors"] == other["without_distractors"]
-    missing = CliRunner().invoke(app, [*arguments, "--distractors", str(tmp_path / "none.npy")])
-    assert isinstance(missing.exception, ConfigError)
 
 
 @pytest.mark.parametrize(

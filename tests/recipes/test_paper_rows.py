@@ -112,14 +112,3 @@ def test_the_code_released_since_2024_has_one_tau1(row: str) -> None:
     same = {**earlier.loss.options, "tau1": 1.0}
     assert replace(earlier, name="", loss=replace(earlier.loss, options=same)) == replace(later, name="")
     assert later.name == f"{row}+_as_released_2024"
-
-
-def test_the_released_code_can_be_laid_over_the_sets_of_k(tmp_path: Path) -> None:
-    """Each k keeps the temperature that the code's defaults give it."""
-    names = [name for name in available_recipes() if name.startswith("cars196-k/")]
-    assert len(names) == 9
-    for name in names:
-        (tmp_path / "mine.yaml").write_text(f"inherits: [{name}, _as_released]\n")
-        options = resolve(tmp_path / "mine.yaml").loss.options
-        assert options["k"] == [int(k) for k in name.split("/k-")[1].split("-")] == options["tau1"]
-        create("recall_at_k", **options)

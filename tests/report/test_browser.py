@@ -163,43 +163,6 @@ def test_the_map_answers_to_pointer_and_keys(chromium: Browser, page: Path) -> N
     assert chromium.log("browser") == []
 
 
-# Where an image lies in the window, in the first map.
-_DOT = """
-const figure = document.querySelector('.map figure'), canvas = figure.querySelector('canvas');
-canvas.scrollIntoView({block: 'center'});
-const bytes = Uint8Array.from(atob(figure.dataset.points), c => c.charCodeAt(0));
-const points = new Uint16Array(bytes.buffer), box = canvas.getBoundingClientRect();
-return [0, 1].map(axis => (points[axis] / 65535 - 0.5) * box.width * 0.94 + box.width / 2 + [box.left, box.top][axis]);
-"""
-
-
-def _touch(chromium: Browser, kind: str, *places: tuple[float, float]) -> None:
-    fingers = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(places)]
-    chromium.devtools("Input.dispatchTouchEvent", type=kind, touchPoints=fingers)
-
-
-def test_the_map_answers_to_fingers(chromium: Browser, page: Path) -> None:
-    chromium.look(360, 740, "light")
-    chromium.devtools("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=2)
-    try:
-        chromium.open(page)
-        x, y = chromium.run(_DOT)
-        _touch(chromium, "touchStart", (x, y))
-        _touch(chromium, "touchEnd")
-        tip = chromium.until("const t = document.querySelector('.tip'); return t.hidden ? '' : t.textContent")
-        assert ".png" in tip
-        before = chromium.run("return document.querySelector('canvas.plane').toDataURL()")
-        _touch(chromium, "touchStart", (170, y))
-        _touch(chromium, "touchStart", (170, y), (190, y))
-        for far in (20, 40, 60):
-            _touch(chromium, "touchMove", (170 - far, y), (190 + far, y))
-        _touch(chromium, "touchEnd")
-        chromium.until("return document.querySelector('canvas.plane').matches('.zoomed')")
-        chromium.until(f"return document.querySelector('canvas.plane').toDataURL() !== {before!r}")
-    finally:
-        chromium.devtools("Emulation.setTouchEmulationEnabled", enabled=False)
-
-
 def test_without_its_script_the_page_says_everything(chromium: Browser, page: Path, tmp_path: Path) -> None:
     chromium.look(1200, 900, "light")
     chromium.devtools("Emulation.setScriptExecutionDisabled", value=True)

@@ -88,24 +88,6 @@ def test_words_of_charts_do_not_touch(chromium: Browser, page: Path, width: int)
     assert not found, found
 
 
-@pytest.mark.parametrize("width", [1280, 700, 360])
-def test_all_charts_have_one_scale_and_a_lone_one_its_numbers_beside_it(
-    chromium: Browser, page: Path, width: int
-) -> None:
-    chromium.look(width, 900, "light")
-    chromium.open(page)
-    widths = chromium.run("return [...document.querySelectorAll('.chart')].map(c => c.getBoundingClientRect().width)")
-    assert len(widths) == 6
-    assert max(widths) - min(widths) < 1
-    cards = "const [a, b] = ['.charts', '.charts > figure'].map(s => document.querySelector(s).offsetWidth);"
-    assert chromium.run(f"{cards} return b / a") > 0.95
-    beside = chromium.run("return [...document.querySelectorAll('.charts table')].map(t => t.checkVisibility())")
-    assert beside == ([True, False, False, True, True, True] if width > 960 else [False] * 6)
-    sizes = "getComputedStyle(t).fontSize.replace('px', '') * c.getBoundingClientRect().width / c.viewBox.baseVal.width"
-    texts = f"[...document.querySelectorAll('.chart')].flatMap(c => [...c.querySelectorAll('text')].map(t => {sizes}))"
-    assert chromium.run(f"return Math.min(...{texts})") > 9, "pixels"
-
-
 def test_no_column_is_lost_on_paper(chromium: Browser, runs: Path, tmp_path: Path) -> None:
     path = write_report([runs / "first", runs / "second"], tmp_path / "two.html")
     chromium.look(718, 1000, "light")  # A4 between its margins

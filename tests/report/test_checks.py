@@ -110,28 +110,6 @@ def test_different_pictures_that_look_alike_from_afar_do_not() -> None:
     assert group_copies(pictures)[0].tolist() == list(range(8))
 
 
-def letter(accent: int) -> Image.Image:
-    """A black shape on white, below an accent of its own."""
-    image = Image.new("L", (192, 192), "white")
-    draw = ImageDraw.Draw(image)
-    for box in ((60, 80, 78, 170), (60, 80, 130, 96), (60, 118, 120, 134), (60, 154, 130, 170)):
-        draw.rectangle(box, fill=0)
-    if accent == 0:
-        draw.ellipse((86, 36, 106, 56), fill=0)
-    elif accent == 1:
-        draw.line((70, 36, 95, 62, 120, 36), fill=0, width=9)
-    elif accent == 2:
-        draw.rectangle((64, 42, 126, 54), fill=0)
-    return image
-
-
-def test_characters_that_differ_in_an_accent_are_no_copies() -> None:
-    letters = [letter(accent) for accent in range(3)]
-    pictures = small([*letters, *(recompressed(image) for image in letters)])
-    assert (correlation(pictures)[np.triu_indices(3, 1)] >= CANDIDATES).all()
-    assert group_copies(pictures)[0].tolist() == [0, 1, 2, 0, 1, 2]
-
-
 def test_plain_pictures_are_no_copies() -> None:
     plain = [Image.new("RGB", (64, 64), colour) for colour in ("white", "white", "gray")]
     assert group_copies(small(plain))[0].tolist() == [0, 1, 2]

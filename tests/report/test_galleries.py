@@ -3,12 +3,10 @@ from __future__ import annotations
 import numpy as np
 
 from recollect.evaluation import Evaluation, evaluate
-from recollect.report.checks import neighbours_of_all
 from recollect.report.galleries import (
     best,
     changed,
     confused_pairs,
-    failures_section,
     in_rank_order,
     rows_of_results,
     worst,
@@ -16,7 +14,6 @@ from recollect.report.galleries import (
 from recollect.report.map import Atlas
 from recollect.report.results import ModelResult, ReportImages
 from recollect.search.exact import Neighbours
-from report.report_runs import made_result, text_of
 
 
 def _result(first: list[float], labels: list[int], map_: list[float] | None = None) -> Evaluation:
@@ -72,24 +69,3 @@ def test_ties_are_shown_as_they_are_counted() -> None:
     other_way = Neighbours(np.array([[2, 1, 3]]), np.array([[0.5, 0.5 - 1e-7, 0.1]], np.float32))
     assert in_rank_order(other_way, np.arange(1), labels, np.array([1.0])).indices.tolist() == [[1, 2, 3]]
     assert [(pair.query_class, pair.times) for pair in confused_pairs(labels, ordered)] == [(0, 1), (1, 1)]
-
-
-def test_failures_that_are_near_duplicates_are_marked() -> None:
-    model, shown = made_result("after training", 0.7)
-    found = neighbours_of_all(model.vectors)
-    pairs = confused_pairs(shown.labels, found)
-    atlas = Atlas(shown.images)
-    plain = failures_section(pairs, model, shown, atlas, {})
-    example, first = pairs[0].example, int(found.indices[pairs[0].example, 0])
-    marked = failures_section(pairs, model, shown, atlas, {example: frozenset({example, first})})
-    assert "near-duplicate" not in plain
-    wrong = np.flatnonzero(model.evaluation.values("r@1") == 0)
-    right = np.flatnonzero(model.evaluation.values("r@1") == 1)
-    other = {int(query): int(np.flatnonzero(shown.labels != shown.labels[query])[0]) for query in (*wrong, right[0])}
-    twins = {query: frozenset({query, twin}) for query, twin in other.items()}
-    counted = text_of(failures_section(pairs, model, shown, atlas, twins))
-    assert f"{len(wrong)} of them have near-duplicates with another label" in counted  # not the query that did well
-    assert "near-duplicate of another class" in text_of(marked)
-    assert "<b>" not in plain
-    assert f"{sum(pair.times for pair in pairs)} of 40 queries" in text_of(plain)
-    assert "no classes are confused" in failures_section([], model, shown, atlas, {})

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from recollect.evaluation import evaluate
 from recollect.report.map import (
     ON_BOTH,
     ON_DARK,
@@ -27,8 +26,7 @@ from recollect.report.map import (
     turned_like,
 )
 from recollect.report.markup import packaged
-from recollect.report.results import ModelResult, ReportImages
-from report.report_runs import NAMES, made_result, text_of
+from report.report_runs import NAMES, made_result
 
 
 def cards() -> tuple[Colour, Colour]:
@@ -132,19 +130,3 @@ def test_the_picture_of_the_map_has_contrast_on_light_and_dark() -> None:
     seen = np.unique(pixels[pixels[..., 3] == 255][:, :3], axis=0)
     assert len(seen) >= 30
     assert min(contrast(tuple(colour), card) for colour in seen.tolist() for card in cards()) >= 3
-
-
-@pytest.mark.parametrize(("count", "installed"), [(40, True), (40, False), (60, False)])
-def test_the_map_says_the_true_reason_for_principal_components(
-    count: int, installed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recollect.report.map.find_spec", lambda name: object() if installed else None)
-    vectors = np.random.default_rng(0).normal(size=(count, 4)).astype(np.float32)
-    labels = np.arange(count) % 2
-    shown = ReportImages("set", "test", [str(n) for n in range(count)], labels, ["a", "b"], count)
-    model = ModelResult("model", "", vectors, evaluate(vectors, labels, ks=(1,)))
-    said = text_of(map_section([model], shown, None))
-    assert ("pip install" in said) == (count >= 50)
-    assert ("at least 50 images" in said) == (count < 50)
-    assert "pictures appear" not in said  # there are none
-    assert "its name" in said

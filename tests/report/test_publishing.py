@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from collections.abc import Iterator
@@ -148,14 +147,3 @@ def test_hostile_names_stay_text(run: Path) -> None:
     rows = [line for line in card.splitlines() if line.startswith("| ") and "alert" in line]
     assert rows
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in rows)
-
-
-def test_eval_of_a_published_model(run: Path, hub: HubStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    publish(run, "ada/birds")
-    data = run.parent / "secret" / "photos"
-    arguments = ["eval", "hf://ada/birds", "--data", str(data), "--download", "--json"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.exception
-    assert json.loads(result.stdout)["source"]["model"].startswith("hf://ada/birds@")
-    assert (tmp_path / "runs" / "hub-ada--birds" / "eval").is_dir()

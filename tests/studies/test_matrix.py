@@ -74,10 +74,3 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(ConfigError, match="contains no study"):
         Matrix(tmp_path / "mine").open()
-
-
-def test_a_start_that_was_killed_does_not_take_the_place(tmp_path: Path) -> None:
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / ".study.json.99999999-0123abcd.part").write_text("{")
-    Matrix(tmp_path / "study").open()
-    assert (tmp_path / "study" / "study.json").exists()

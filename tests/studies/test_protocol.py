@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from tuning_runs import config_of, make_data
 
-from recipes import landmarks
-from recollect.common.errors import ConfigError, DataWarning, InputError, WeightsError
-from recollect.config.resolve import resolve
+from recollect.common.errors import ConfigError, InputError, WeightsError
 from recollect.studies.protocol import final_run_config, read_protocol, trial_config
 from recollect.studies.space import as_settings
 from recollect.training.build import load_sets
@@ -53,27 +51,6 @@ def test_half_of_the_classes_may_not_fill_the_recipes_batch(tmp_path: Path) -> N
     assert "Batches of 32 images need 8 classes, but the search trains on 4" in " ".join(protocol.remarks)
 
 
-def test_a_length_in_steps_becomes_epochs_of_all_classes(tmp_path: Path) -> None:
-    config = config_of(
-        make_data(tmp_path), **{"run.epochs": None, "run.steps": 12, "batch.batches_per_epoch": None, "batch.size": 8}
-    )
-    assert str(read_protocol(config).space["epochs"]) == "1:3"  # of two: 48 images are 6 batches of 8
-
-
-def test_evaluations_lie_at_the_same_epochs_in_every_trial(tmp_path: Path) -> None:
-    root = make_data(tmp_path)
-    assert read_protocol(config_of(root), ["epochs=20,80,40"]).base.run.evaluate_every == 4
-    protocol = read_protocol(config_of(root), ["epochs=20:80"])
-    assert protocol.base.run.evaluate_every == 4
-    assert trial_config(protocol, as_settings({**DRAWN, "epochs": 20})).run.evaluate_every == 4
-
-
-@pytest.mark.parametrize("values", ["abc", "0:3", "1.5:3", "null,2"])
-def test_epochs_are_whole_numbers(tmp_path: Path, values: str) -> None:
-    with pytest.raises(ConfigError, match=r"--space epochs=.*whole numbers"):
-        read_protocol(config_of(make_data(tmp_path)), [f"epochs={values}"])
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -91,23 +68,6 @@ def test_settings_that_go_around_the_protocol_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read_protocol(config_of(tmp_path, **settings))
-
-
-@pytest.mark.parametrize("root", ["sfm", None])
-def test_instance_search_validates_on_classes_too(tmp_path: Path, root: str | None) -> None:
-    """The recipe's queries of SfM-120k have no part: their folder is not asked for, nor their metric."""
-    landmarks.make_gldv1(tmp_path / "gldv1", range(8))
-    settings = {**landmarks.SETTINGS, "batch.size": 16, "data.root": str(tmp_path / "gldv1")}
-    with pytest.warns(DataWarning):
-        protocol = read_protocol(resolve("gldv1/r101/rsk", {**settings, "data.validation_root": root}))
-    config = trial_config(protocol, as_settings(DRAWN))
-    assert (config.data.validation, config.data.validation_root, config.run.select) == ("paper", None, "r@1")
-    final = final_run_config(protocol, as_settings(DRAWN), 3)
-    assert (final.data.validation, final.data.validation_root, final.run.select) == ("none", None, "r@1")
-    assert protocol.train == protocol.validation == {"classes": 4, "images": 24}
-    remarks = " ".join(protocol.remarks)
-    assert "second half of the training classes instead of the queries of sfm120k" in remarks
-    assert "The recipe's map needs queries with ground truth: the search selects by r@1" in remarks
 
 
 def test_too_few_classes(tmp_path: Path) -> None:

@@ -67,23 +67,3 @@ def test_the_best_is_a_finished_trial_then_by_map_at_r_then_the_first() -> None:
     best = best_trial(trials)
     assert best.number == 1
     assert best_trial(trials[4:]) is None
-
-
-def test_running_and_queued_trials_are_shown_as_such(protocol: Protocol, tmp_path: Path) -> None:
-    queue = TrialQueue(tmp_path)
-
-    def interrupted(trial: Any, slot: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        queue.run(1, interrupted)
-    assert [(t.number, t.state, t.value) for t in read_results(queue, protocol).trials] == [(0, "queued", None)]
-
-    def watching(trial: Any, slot: int) -> float:
-        results = read_results(queue, protocol)
-        assert [(t.number, t.state, t.value) for t in results.trials] == [(0, "running", None)]
-        assert results.chosen is None
-        return 0.5
-
-    queue.run(1, watching)
-    assert read_results(queue, protocol).count("done") == 1

@@ -61,26 +61,6 @@ def test_no_more_trials_than_asked_for_and_none_twice(tmp_path: Path) -> None:
     assert [slot for slot, _ in one.run(4).draws] == [0, 3]
 
 
-def test_without_a_common_lock_the_later_of_two_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = Worker(tmp_path), Worker(tmp_path)
-    one.queue._claim_file = other.queue._claim_file = None  # as with a database server
-    honest = one.queue._queue_next
-
-    def overtaken(total: int) -> bool:
-        monkeypatch.setattr(one.queue, "_queue_next", honest)
-        assert honest(total)
-        other.run(total)  # takes what was just queued
-        return True
-
-    monkeypatch.setattr(one.queue, "_queue_next", overtaken)
-    assert one.run(1).draws == []
-    assert [slot for slot, _ in other.draws] == [0]
-    for _ in range(2):  # both had queued it
-        one.queue.study.enqueue_trial({}, user_attrs={"slot": 1})
-    assert [slot for slot, _ in one.run(2).draws] == [1]
-    assert other.states == {0: "COMPLETE", 1: "COMPLETE"}
-
-
 def test_a_trial_whose_process_died_is_done_again_with_the_same_settings(tmp_path: Path) -> None:
     one, other = Worker(tmp_path), Worker(tmp_path)
     with pytest.raises(SystemExit):
@@ -91,15 +71,6 @@ def test_a_trial_whose_process_died_is_done_again_with_the_same_settings(tmp_pat
     assert other.run(2).draws[-1][0] == 1  # the repetition has left no gap
 
 
-@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
-def test_a_trial_killed_before_it_began_is_known_at_once_and_draws_what_it_would_have(tmp_path: Path) -> None:
-    expected = Worker(tmp_path / "one").run(1).draws
-    worker = Worker(tmp_path / "two")
-    worker.queue._queue_next(1)
-    worker.queue.study.ask()  # and then nothing
-    assert Worker(tmp_path / "two").run(1).draws == expected
-
-
 def test_a_process_on_another_machine_is_known_by_its_heartbeat(tmp_path: Path) -> None:
     here, there = (Worker(tmp_path / name / "s", tmp_path / "x.db") for name in ("here", "there"))
     with pytest.raises(SystemExit):
@@ -107,22 +78,6 @@ def test_a_process_on_another_machine_is_known_by_its_heartbeat(tmp_path: Path) 
     assert here.run(1).draws == []
     sleep(tmp_path / "x.db")
     assert here.run(1).draws == there.draws
-
-
-def test_a_process_that_wakes_up_finishes_its_own_trial(tmp_path: Path) -> None:
-    """Its folder's lock says that it is alive: nobody else may train there, however old its heartbeat."""
-    one, other = Worker(tmp_path), Worker(tmp_path)
-    naps = [1]
-
-    def nap() -> None:
-        if naps:
-            naps.clear()
-            sleep(tmp_path / "study.db")
-            assert other.run(1).draws == []
-
-    assert one.run(1, during=nap).states == {0: "COMPLETE"}
-    assert len(one.draws) == 2
-    assert one.draws[0] == one.draws[1]
 
 
 def test_a_process_whose_trial_was_given_away_goes_on_with_another(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tuning_runs import config_of, make_data, outcomes, study
 
-from recollect.common.errors import ConfigError, DataError, MissingExtraError, SplitNotAllowedError
+from recollect.common.errors import ConfigError, DataError, SplitNotAllowedError
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config
 from recollect.data import load
@@ -28,7 +28,6 @@ from recollect.studies.tune import plan_tuning
 from recollect.training import build
 from recollect.training.callbacks import Callback, TrainingStoppedError
 from recollect.training.run import RunFolder
-from training.small_runs import make_images
 
 
 @pytest.fixture(scope="module")
@@ -152,16 +151,6 @@ def test_the_search_needs_no_test_set_and_only_the_end_asks_for_it(
     assert (folder / "final" / "model" / "model.safetensors").read_bytes() == trained
 
 
-def test_another_test_set_changes_the_test_and_nothing_else(
-    finished: tuple[Path, Path, StudyResults], tmp_path: Path
-) -> None:
-    _, _, expected = finished
-    root = make_images(make_data(tmp_path / "data", test=False), classes=3, each=3, split="test", seed=5)
-    results = study(root, tmp_path / "s")
-    assert (outcomes(results), results.chosen) == (outcomes(expected), expected.chosen)
-    assert results.final["metrics"] != expected.final["metrics"]
-
-
 def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,31 +198,6 @@ def test_a_draw_that_cannot_be_trained_is_told_and_the_search_goes_on(
     monkeypatch.setattr(search, "finish_run", honest)
     again = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
     assert outcomes(again) == outcomes(results)  # nor is it drawn again
-
-
-def test_a_run_of_something_else_in_a_trials_place_stops_the_search(tmp_path: Path) -> None:
-    root, space = make_data(tmp_path / "data"), ["epochs=1", "lr=1e-3:1e-2"]
-    study(root, tmp_path / "other", trials=1, space=space, seed=1, final=False)
-    shutil.copytree(tmp_path / "other" / "trials" / "0000", tmp_path / "s" / "trials" / "0000")
-    (tmp_path / "s" / "study.db.lock").touch()
-    with pytest.raises(ConfigError, match="another study"):
-        study(root, tmp_path / "s", trials=1, space=space, final=False)
-    shutil.rmtree(tmp_path / "s" / "trials")
-    assert study(root, tmp_path / "s", trials=1, space=space, final=False).count("done") == 1
-
-
-def test_the_untrained_network_is_no_trials_value(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    run.update_manifest(plan={"batch": 16})
-    values = {0: 0.9, 2: 0.5, 4: 0.6, 6: 0.6}
-    for step, value in values.items():
-        if step:
-            run.append_metrics({"kind": "step", "step": step, "epoch": step / 2, "seconds": step * 1.0})
-        run.append_metrics({"kind": "evaluation", "step": step, "split": "val", "r@1": value})
-        best = runner.read_validation(tmp_path, "r@1")
-        assert (best is None) == (step == 0)
-    curve = [(0.0, 0.9), (1.0, 0.5), (2.0, 0.6), (3.0, 0.6)]
-    assert best == runner.Validation(0.6, 6, 3.0, best.map_at_r, 6, 6.0, 96, curve)
 
 
 @pytest.mark.slow
@@ -299,22 +263,6 @@ def test_folders_that_are_no_study_are_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in out.iterdir()] == ["mine.txt"]
     with pytest.raises(ConfigError, match="--sampler grid is unknown"):
         plan_tuning(config_of(root), out, trials=2, sampler="grid")
-
-
-def test_refusals_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = make_data(tmp_path / "data")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="start the command several times"):
-        study(root, tmp_path / "s")
-    monkeypatch.delenv("WORLD_SIZE")
-
-    def absent(module: str, extra: str, purpose: str) -> None:
-        raise MissingExtraError(f"{purpose} needs the package {module!r}: recollect[{extra}].")
-
-    monkeypatch.setattr("recollect.studies.runner.require", absent)
-    with pytest.raises(MissingExtraError, match=r"'optuna': recollect\[tune\]"):
-        study(root, tmp_path / "s")
-    assert not (tmp_path / "s").exists()
 
 
 def test_a_broken_test_photo_costs_one_photo_and_not_the_search(

@@ -10,16 +10,11 @@ import pytest
 import torch
 from small_runs import final_weights, losses, make_images, same_bits, small_config, train_until
 
-from recollect.common.errors import ConfigError, DataError, ImageError
-from recollect.common.images import BadImage
-from recollect.config.automatic import resolve_auto
-from recollect.config.resolve import resolve
-from recollect.data import ImageSet, load
+from recollect.common.errors import ConfigError, ImageError
+from recollect.data import load
 from recollect.evaluation import evaluate
-from recollect.inference.vectors import SetRows
 from recollect.models import Embedder
 from recollect.training import trainer
-from recollect.training.batches import FeatureBatches
 from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 
@@ -86,26 +81,6 @@ def test_resuming_on_features_is_exact(root: Path, tmp_path: Path) -> None:
     assert same_bits(final_weights(tmp_path / "killed"), final_weights(tmp_path / "whole"))
 
 
-def test_a_folder_on_a_cpu_starts_frozen_and_says_so(root: Path) -> None:
-    images = load("folder", root, "train")
-    config = resolve("folder", {"data.root": str(root)})
-    settled, choices = resolve_auto(config, images, torch.device("cpu"), pretrained=True)
-    assert (settled.model.freeze, settled.batch.size, settled.data.augmentation) == ("pooling", "all", "none")
-    assert settled.optimizer.lr == 1e-4
-    assert any("only the last layer is trained" in str(choice) for choice in choices)
-    settled, _ = resolve_auto(config, images, torch.device("cuda"), pretrained=True)
-    assert (settled.model.freeze, settled.batch.size, settled.data.augmentation) == ("none", 48, "crop")
-    assert settled.optimizer.lr == 1e-4
-    settled, _ = resolve_auto(config, images, torch.device("cpu"), pretrained=False)
-    assert settled.model.freeze == "none"
-    # 98 classes of 82 images are 5e9 comparisons, ten seconds a step: batches then.
-    many = ImageSet("many", [str(i) for i in range(8036)], np.arange(8036) % 98, list(map(str, range(98))), root=root)
-    settled, _ = resolve_auto(config, many, torch.device("cpu"), pretrained=True)
-    assert (settled.model.freeze, settled.batch.size, settled.run.epochs) == ("pooling", 392, 8)
-    cropped = resolve("folder", {"data.root": str(root), "data.augmentation": "crop"})
-    assert resolve_auto(cropped, images, torch.device("cpu"), pretrained=True)[0].model.freeze == "none"
-
-
 def test_an_unknown_stage_is_refused_with_those_there_are(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no stage 'layer9'"):
         train(small_config(root, **{**FROZEN, "model.freeze": "layer9"}), tmp_path / "run")
@@ -141,22 +116,3 @@ def test_unreadable_photos_cost_no_more_than_themselves(tmp_path: Path, size: in
     places = [place for place in range(len(images)) if not images.names[place].endswith("test-02/3.png")]
     vectors = Embedder.load(outcome.folder / "model").embed([images.path(place) for place in places], progress=False)
     assert evaluate(vectors, images.labels[places], ks=(1,)).metrics["r@1"] == outcome.metrics["test"]["r@1"]
-
-
-def test_in_a_batch_another_image_of_the_class_takes_the_place() -> None:
-    labels = np.repeat(np.arange(3), 4)
-    rows = np.arange(12, dtype=np.float32)[:, None].repeat(2, 1)
-    rows[[1, 4, 5, 6, 7]] = np.nan
-    skipped = [BadImage(place, str(place), "broken") for place in (1, 4, 5, 6, 7)]
-    features = SetRows(rows, np.zeros((12, 16), np.uint8), skipped)
-    source = FeatureBatches(features, labels)
-    (batch,) = source.stream([np.array([0, 1, 4, 5, 8, 9])], 0)
-    assert batch.labels.tolist() == [0, 0, 2, 2], "no image of the second class can be read"
-    assert batch.indices[0] == 0
-    assert batch.indices[1] in (2, 3)
-    assert torch.isfinite(batch.images).all()  # type: ignore[arg-type]
-    assert [batch.indices.tolist() for batch in source.sequential(5)] == [[0, 2, 3, 8, 9], [10, 11]]
-    with pytest.raises(DataError, match="whole batch"):
-        next(source.stream([np.array([4, 5])], 0))
-    source = FeatureBatches(features, labels, replaces=False)
-    assert next(source.stream([np.arange(12)], 0)).indices.tolist() == [0, 2, 3, 8, 9, 10, 11]

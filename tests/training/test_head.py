@@ -213,20 +213,6 @@ def test_no_last_layer_is_added_where_none_improves_on_the_features(
     assert _choice_on(own_photos(root), draw).config.model.dim == 16
 
 
-@pytest.mark.release
-def test_directions_are_not_whitened_where_that_loses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little noise in the directions that tell classes apart: whitening would enlarge the noise of the others."""
-    monkeypatch.setattr(head, "SHRINKAGES", SHRINKAGES[::2] + SHRINKAGES[-1:])
-    monkeypatch.setattr(head, "RATES", (1e-4,))
-    random = np.random.default_rng(0)
-
-    def draw(count: int, length: int) -> np.ndarray:
-        spread = np.where(np.arange(length) < 8, 1.0, 0.02)
-        return spread * (random.normal(size=length) + 0.5 * random.normal(size=(count, length)))
-
-    assert _choice_on(own_photos(root, **{"model.dim": 8}), draw).config.model.shrinkage >= 0.9
-
-
 def test_a_training_ends_with_a_verdict(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

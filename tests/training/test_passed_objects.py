@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from small_runs import make_images, small_config
-from torch import nn
 
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, InputError
@@ -58,11 +57,3 @@ def test_other_types_are_refused() -> None:
         train("glyphs", train_set=["photos"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"test_set is a str: it must be an ImageSet\.$"):
         train("glyphs", test_set="photos")  # type: ignore[arg-type]
-
-
-def test_pretrained_is_what_the_model_says() -> None:
-    module = nn.Conv2d(3, 4, 3)
-    assert not PassedObjects(model=module).pretrained
-    module.pretrained = True  # type: ignore[assignment]
-    assert PassedObjects(model=module).pretrained
-    assert not PassedObjects(model=Embedder.create("tiny")).pretrained

@@ -14,7 +14,6 @@ from small_runs import built, make_images, small_config
 from recollect.common import machine
 from recollect.common.errors import ConfigError
 from recollect.losses import RecallAtK
-from recollect.step.distributed import Processes
 from recollect.training import build, trainer
 from recollect.training.plan import make_plan
 from recollect.training.run import RunFolder
@@ -72,21 +71,6 @@ def test_the_plan_has_the_figures_of_the_training(root: Path) -> None:
     assert (whole_set.batch, whole_set.classes_per_batch) == (73, 13)
     assert (by_epochs.steps, by_epochs.epochs, by_epochs.batches_per_epoch) == (6, 2, 3)
     assert (by_steps.steps, by_steps.epochs, by_steps.batches_per_epoch) == (4, 4 / 3, 3)
-
-
-def test_features_and_whitening_are_in_the_plan(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
-    frozen = {
-        "model.freeze": "pooling",
-        "data.augmentation": "none",
-        "batch.size": "all",
-        "batch.batches_per_epoch": None,
-    }
-    setup = build.prepare(small_config(root, **frozen), CPU, Processes())
-    assert make_plan(setup).seconds_features > 0
-    build.open_source(setup)
-    assert make_plan(setup).seconds_features == 0  # they are there
-    assert trainer.plan(small_config(root, **{"model.whitening": 40})).seconds_whitening > 0
 
 
 def test_the_plan_in_words(root: Path) -> None:

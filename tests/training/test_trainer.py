@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from killed import signal_at
-from small_runs import Killed, built, final_weights, losses, same_bits, small_config, train_until
+from small_runs import built, final_weights, losses, same_bits, small_config, train_until
 from torch import Tensor
 
 from faults.trials import run
@@ -23,7 +22,7 @@ from recollect.config import resolve as recipes
 from recollect.models import Embedder
 from recollect.step import large_batch
 from recollect.training import callbacks, optimizer, run as run_file, trainer
-from recollect.training.callbacks import Callback, TrainingStoppedError
+from recollect.training.callbacks import TrainingStoppedError
 from recollect.training.run import RunFolder, circumstances
 from recollect.training.trainer import train
 
@@ -193,35 +192,6 @@ def test_without_validation_the_last_is_kept_whatever_the_test_says(
     assert same_bits(final_weights(tmp_path / "run"), seen[2])
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["last.pt"]
     assert RunFolder(tmp_path / "run").read_manifest()["outcome"]["chosen_by"] == "last step"
-
-
-def test_what_was_best_after_the_last_checkpoint_is_not_taken_for_what_it_calls_best(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed after weights of step 6 were kept and before a checkpoint spoke of them; resumed, they are not the best."""
-    seen = _scripted(monkeypatch, {"val": [0.1, 0.6, 0.9]})
-    settings = {
-        "data.validation": "paper",
-        "run.epochs": 3,
-        "run.checkpoint_steps": 4,
-        "run.checkpoint_minutes": 60,
-        "optimizer.name": "sgd",
-    }
-    kept: list[str] = []
-
-    class Killing(Callback):
-        def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
-            if step == 6:
-                kept.extend(sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()))
-                raise Killed
-
-    with pytest.raises(Killed):
-        train(small_config(root, **settings), tmp_path / "run", callbacks=[Killing()])
-    assert kept == ["best-3.pt", "best-6.pt", "last.pt"]
-    _scripted(monkeypatch, {"val": [0.5, 0.5]})
-    assert train(resume=tmp_path / "run").chosen_step == 3
-    assert same_bits(final_weights(tmp_path / "run"), seen[1])
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["best-3.pt", "last.pt"]
 
 
 def test_best_weights_that_are_gone_are_missed_at_once(root: Path, tmp_path: Path) -> None:
