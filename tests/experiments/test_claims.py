@@ -46,18 +46,6 @@ def test_cells_of_one_name_are_the_same_wherever_they_stand() -> None:
             assert cells.setdefault((place, cell.name), cell) == cell
 
 
-def test_the_cells_are_those_asked_for() -> None:
-    sets = [x for x, _ in made("k-sets", "glyphs").curves[0].points]
-    assert sets == ["1", "1,2", "1,2,4", "1,2,4,8", "1,2,4,8,16", "2,4,8,16", "4,8,16", "8,16", "16"]
-    for curve in made("tau1", "cars196-head").curves:
-        assert [x for x, _ in curve.points] == [0.1, 0.5, 1.0, 2.0, 5.0]
-        assert [cell.settings["loss.options"].get("tau1", 1.0) for _, cell in curve.points] == [0.1, 0.5, 1.0, 2.0, 5.0]
-    mixed = made("simix", "glyphs").curves[1]
-    assert all(cell.settings["loss.options"] == {"simix": True} for _, cell in mixed.points)
-    released = made("count-query", "glyphs").curves[0].points[1][1]
-    assert released.settings["loss.options"] == {"count_query": True}
-
-
 def test_the_paper_s_numbers_are_the_paper_s() -> None:
     rows = {(r["init"], r["arch"], r["method"]): r["cars_r1"] for r in published_rows("initialization")}
     published = made("initialisation", "cars196").published

@@ -18,7 +18,6 @@ from experiments.benches import BENCHES, Bench
 from experiments.claims import CLAIMS, asymmetric, batch, k_sets
 from experiments.claims_page import Judged, judge, write_page
 from experiments.reproduce import take_over
-from recollect._version import __version__
 from recollect.config.resolve import as_mapping, resolve
 from recollect.studies.protocol import Cell, Matrix, Run
 from recollect.studies.summary import collect
@@ -93,22 +92,6 @@ def test_verdicts() -> None:
         ((), "not run", "not run"),
     ):
         assert (Judged(claim, differences).words, Judged(question, differences).words) == (words, answer)
-
-
-def test_comparisons_of_two_versions_are_marked(study: Matrix, tmp_path: Path) -> None:
-    """Runs of an earlier version may have drawn other augmentations, so a difference to new ones is less certain."""
-    claim = asymmetric(BENCH)
-    for cell in claim.cells():
-        _measured(study, cell, {"r@1": 0.5})
-    page = write_page(study, [claim], tmp_path / "page", "x").read_text()
-    assert "two versions" not in page  # both cells are of the earlier one
-    assert "Runs of recollect 0.0.1: " in page
-    assert "from 12 finished runs (12 of them taken over from an earlier page)" in page
-    for run in study.reported(claim.cells()[1]):
-        manifest = run.folder / "manifest.json"
-        manifest.write_text(manifest.read_text().replace("0.0.1", __version__))
-    page = write_page(study, [claim], tmp_path / "page", "x").read_text()
-    assert "**undecided (runs of two versions)**" in page
 
 
 def _records(bench: Bench) -> list[dict[str, Any]]:
