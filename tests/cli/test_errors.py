@@ -98,39 +98,3 @@ def test_nobody_reads_the_output() -> None:
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-WAIT = """
-import signal, sys, time
-from recollect.cli.main import app, run_command
-from recollect.common.files import atomic_write
-
-for number in (signal.SIGINT, signal.SIGHUP):  # ignored where the tests run in the background
-    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-@app.command()
-def wait(path: str) -> None:
-    with atomic_write(path) as file:
-        print("waiting", flush=True)
-        time.sleep(600)
-
-sys.exit(run_command(app))
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_end_with_their_code_a_sentence_and_nothing_half_written(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    command = [sys.executable, "-c", WAIT, "wait", str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        begun = time.monotonic()
-        process.send_signal(number)
-        _, message = process.communicate()
-        assert time.monotonic() - begun < 300
-    assert process.returncode == 128 + number
-    assert message.startswith("recollect: stopped by")
-    assert not list(tmp_path.iterdir())

@@ -1,35 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
-from rich.console import Console
 
 from recollect.common import console as progress
 from recollect.common.console import ProgressLine
-
-
-def track(items: Iterable[Any], description: str, total: int | None = None, quiet: bool | None = None) -> Iterator[Any]:
-    """Yield ``items`` while a progress line counts them."""
-    with ProgressLine(description, total or len(items), "images", quiet) as line:  # type: ignore[arg-type]
-        for item in items:
-            yield item
-            line.advance()
 
 
 @pytest.fixture(autouse=True)
 def _loud_again() -> Iterator[None]:
     yield
     progress.silent = False
-
-
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
-    """Standard error that says it is a terminal, and remembers."""
-    console = Console(force_terminal=True, width=120, record=True, stderr=True)
-    monkeypatch.setattr(progress, "Console", lambda stderr: console)
-    return console
 
 
 def ticking(*seconds: float) -> Callable[[], float]:
@@ -57,14 +39,6 @@ def test_slow_work_and_a_number_that_grows(caplog: pytest.LogCaptureFixture) -> 
         assert line.advance() == "runs       5/8 runs, 30.0 runs/h, 6 min left"
 
 
-def test_work_inside_other_work_has_plain_lines_only(terminal: Console, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "recollect")
-    with ProgressLine("evaluating", 4, live=False, clock=ticking(0.0, 40.0)) as line:
-        line.advance(2)
-    assert caplog.messages == ["evaluating 2/4 images, 0.1 images/s, 40 s left"]
-    assert terminal.export_text().strip() == ""
-
-
 def test_quiet_work_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "recollect")
     with ProgressLine("embedding", quiet=True, clock=ticking(0.0, 40.0)) as line:
@@ -73,9 +47,3 @@ def test_quiet_work_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with ProgressLine("embedding", clock=ticking(0.0, 40.0)) as line:
         line.advance()
     assert caplog.messages == []
-
-
-def test_quiet_silences_a_terminal_too(terminal: Console) -> None:
-    progress.silent = True
-    assert list(track("abc", "counting")) == ["a", "b", "c"]
-    assert terminal.export_text().strip() == ""

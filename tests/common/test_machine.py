@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from recollect.common import machine
 from recollect.common.errors import ConfigError
 from recollect.common.machine import (
     available_bytes,
-    limited_threads,
-    threads_for,
     total_memory,
     usable_device,
 )
@@ -128,30 +125,6 @@ def test_a_command_uses_freed_memory_again_unless_the_user_decided_otherwise(
     command = [sys.executable, "-c", PAGES_OF_THE_SECOND_ARRAY]
     message = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert (int(message.stdout.split()[-1]) < 10) == rows  # of 16,384, or of 32 large ones
-
-
-@pytest.fixture(params=[1, 4])
-def available(request: pytest.FixtureRequest) -> Iterator[int]:
-    """As many threads as torch is told to use, whatever this machine has."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
-def test_a_limit_holds_inside_the_block_only(available: int) -> None:
-    with limited_threads(2):
-        assert torch.get_num_threads() == min(available, 2)
-        with limited_threads(3):  # never raised
-            assert torch.get_num_threads() == min(available, 2)
-        with limited_threads(1):
-            assert torch.get_num_threads() == 1
-            assert threads_for(1e18) == 1
-        assert torch.get_num_threads() == min(available, 2)
-    assert torch.get_num_threads() == available
-    with pytest.raises(KeyError), limited_threads(1):
-        raise KeyError
-    assert torch.get_num_threads() == available
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:99", "meta", ""])

@@ -13,7 +13,6 @@ from recollect.common.text import (
     check_whole,
     in_decimals,
     in_words,
-    number_of,
     some_names,
 )
 
@@ -24,14 +23,6 @@ from recollect.common.text import (
 )
 def test_the_unit_suits_the_time(seconds: float, expected: str) -> None:
     assert in_words(seconds) == expected
-
-
-def test_plurals() -> None:
-    assert [number_of(11, noun) for noun in ("epoch", "batch", "match", "class", "box", "step")] == [
-        *("11 epochs", "11 batches", "11 matches"),
-        *("11 classes", "11 boxes", "11 steps"),
-    ]
-    assert number_of(1, "epoch") == "1 epoch"
 
 
 def test_a_minus_sign_is_no_hyphen_and_zero_has_none() -> None:

@@ -97,13 +97,6 @@ def test_reasons_name_the_limit_that_was_met(monkeypatch: pytest.MonkeyPatch) ->
     assert "25% of this machine's memory" in reason(why, "batch.size")
 
 
-def test_classes_too_small_for_a_batch_are_mentioned() -> None:
-    assert "80 classes with fewer than 4 are repeated" in reason(selection(UNEQUAL, "cuda")[1], "batch.size")
-    config, why = selection(UNEQUAL, "cuda", **{"batch.small_classes": "drop"})
-    assert config.batch.size == 4 * 23
-    assert "repeat" not in reason(why, "batch.size")
-
-
 def test_what_the_user_said_is_left_alone() -> None:
     message = {
         "batch.size": 40,

@@ -10,7 +10,7 @@ import torch
 
 from oracles import metrics as reference
 from recollect.common.errors import InputError
-from recollect.evaluation import Metric, changed_queries, default_ks, evaluate, metrics
+from recollect.evaluation import Metric, changed_queries, evaluate, metrics
 from recollect.evaluation.tiles import RankTile
 
 # Two queries: positives at ranks 1, 3, 6; and one positive at rank 4.
@@ -89,13 +89,6 @@ def test_less_may_be_better():
 def test_metrics_that_cannot_be(make, message):
     with pytest.raises(InputError, match=message):
         make()
-
-
-@pytest.mark.parametrize(
-    ("items", "ks"), [(1, [1]), (2, [1]), (11, [1, 10]), (1000, [1, 10, 100]), (5000, [1, 10, 100, 1000])]
-)
-def test_default_ks_fit_the_gallery(items, ks):
-    assert default_ks(items) == ks
 
 
 def _clusters(count=600, classes=60, dim=16):

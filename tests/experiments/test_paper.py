@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from experiments import method
-from experiments.paper import idea, means_of, own_results, write_paper
+from experiments.__main__ import main
+from experiments.method import ahead_at, draw_method, hits_at, push_at
+from experiments.paper import idea, own_results, write_paper
 from experiments.published import TABLES, published_rows
+from recollect.common.errors import InputError
 from recollect.config.resolve import as_mapping, resolve
+from recollect.losses import RecallAtK
 from recollect.report.results import read_run
 
 KS = (1, 2, 4, 8, 16)
@@ -117,36 +122,6 @@ def test_a_run_that_is_not_comparable_says_why(tmp_path: Path) -> None:
     assert "/x" not in said
 
 
-@pytest.mark.parametrize(("summary", "why"), [({"protocol": "reid"}, "protocol reid"), ({"queries": 6493}, "")])
-def test_vehicleids_default_test_is_its_small_list(tmp_path: Path, summary: dict[str, Any], why: str) -> None:
-    run = _run(tmp_path / "car", "vehicleid/r50-512/rsk", {"vehicleid/test": {"r@1": 0.9, "r@5": 0.95}}, **summary)
-    page = write_paper([run], tmp_path / "paper.html")
-    assert _own_rows(page) == {f"yours: car{' ‡' if why else ''}": [["90.0", "95.0", "–", "–", "–", "–"]]}
-    assert why in _text(page)
-
-
-@pytest.mark.parametrize(("over", "year"), [("_as_released", 2023), ("_as_released_2024", 2024)])
-def test_a_run_as_released_is_shown_as_the_row_it_is(tmp_path: Path, over: str, year: int) -> None:
-    (tmp_path / "mine.yaml").write_text(f"inherits: [sop/r50-512/rsk, {over}]\n")
-    result = {"sop/test": {"r@1": 0.8}}
-    runs = [_run(tmp_path / name, recipe, result) for name, recipe in (("by_file", tmp_path / "mine.yaml"),)]
-    runs += [_run(tmp_path / "by_name", f"sop/r50-512/rsk+{over}", result)]
-    rows = _own_rows(write_paper(runs, tmp_path / "paper.html"))
-    assert list(rows) == [f"yours: {name}, as released in {year}" for name in ("by_file", "by_name")]
-
-
-def test_means_of_instance_search_wait_for_all_numbers() -> None:
-    row = next(row for row in published_rows("instance_search") if row["loss"] == "RS@k")
-    columns = [name for name in row if name.startswith(("rox", "rpar"))]
-    values: dict[str, float | None] = {name: float(row[name]) for name in columns}
-    everything, large = means_of(values)
-    assert everything == pytest.approx(float(row["mean_all"]), abs=0.06)
-    assert large == pytest.approx(float(row["mean_r1m"]), abs=0.06)
-    values["rox_hard"] = None
-    assert means_of(values)[0] is None
-    assert means_of(values)[1] == large
-
-
 def test_rs_at_k_rises_before_recall_does() -> None:
     values = [method.compared(listed) for listed in method.COMPARED]
     for k in range(3):
@@ -185,3 +160,47 @@ def test_the_illustrations_show_what_the_losses_give() -> None:
     count = len(method.mixed_similarities().labels)
     assert page.count("<rect") == count**2
     assert "both virtual" in page
+
+
+RANKS = torch.linspace(0, 12, 49, dtype=torch.float64)
+
+
+def test_curves_are_the_equations() -> None:
+    for k in (1, 2, 4):
+        sigmoid = torch.sigmoid(k - RANKS)
+        torch.testing.assert_close(hits_at(RANKS, [k]), sigmoid)
+        torch.testing.assert_close(push_at(RANKS, [k]), sigmoid * (1 - sigmoid))
+    torch.testing.assert_close(push_at(RANKS, [1, 2, 4]), sum(push_at(RANKS, [k]) for k in (1, 2, 4)))
+    torch.testing.assert_close(
+        push_at(RANKS, [4], 0.5), torch.sigmoid((4 - RANKS) / 0.5).mul(2).mul(1 - torch.sigmoid((4 - RANKS) / 0.5))
+    )
+    differences = torch.linspace(-0.1, 0.1, 41, dtype=torch.float64)
+    torch.testing.assert_close(ahead_at(differences), torch.sigmoid(differences / 0.01))
+
+
+def test_the_push_is_that_of_the_whole_loss() -> None:
+    """One query, its positive and one negative, through the engine: the gradient's size is the curve's at that rank."""
+    tau2 = 0.2
+    angle = torch.tensor([0.0, 0.9, 1.1], dtype=torch.float64)
+    embeddings = torch.stack([angle.cos(), angle.sin()], 1).requires_grad_()
+    positive, negative = (embeddings[0] @ embeddings[i] for i in (1, 2))
+    rank = 1 + torch.sigmoid((negative - positive) / tau2)
+    loss = RecallAtK(k=[2], tau2=tau2)
+    value = loss(embeddings[:1], torch.tensor([0]), embeddings[1:], torch.tensor([0, 1]))
+    torch.testing.assert_close(value, 1 - hits_at(rank.detach()[None], [2])[0])
+    (whole,) = torch.autograd.grad(value, embeddings, retain_graph=True)
+    (of_rank,) = torch.autograd.grad(rank, embeddings)
+    torch.testing.assert_close(whole, of_rank * push_at(rank.detach()[None], [2])[0])
+
+
+@pytest.mark.release
+def test_figures_are_written_small_and_the_same_each_time(tmp_path: Path) -> None:
+    paths = draw_method(tmp_path / "a")
+    names = ("sigmoids", "gradient-against-rank", "pairs-and-ranks", "recall-and-rs", "simix")
+    assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("svg", "png")]
+    before = [path.read_bytes() for path in paths]
+    assert all(len(content) < 150_000 for content in before)
+    with pytest.raises(InputError, match="already exists"):
+        draw_method(tmp_path / "a")
+    main(["method", "--out", str(tmp_path / "a"), "--overwrite"])
+    assert [path.read_bytes() for path in paths] == before

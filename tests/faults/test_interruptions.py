@@ -165,7 +165,7 @@ def test_a_command_that_was_killed_comes_to_its_end(
 
 
 @renaming
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_was_stopped_leaves_nothing_half_written(
     world: World, tmp_path: Path, name: str, sent: signal.Signals
 ) -> None:

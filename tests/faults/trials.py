@@ -45,7 +45,7 @@ class Ended:
     @property
     def defect(self) -> str | None:
         """What is wrong with the way it ended, whatever was done to it."""
-        if self.code not in (0, 1, 2, 130, 143):
+        if self.code not in (0, 1, 2, 129, 130, 143):
             return f"ended with code {self.code}: {self.err}"
         if "Traceback" in self.err or "bug in recollect" in self.err:
             return self.err
@@ -167,7 +167,8 @@ def _child(arguments: Sequence[str], folder: Path, handles: list[int], begun: in
             os.dup2(handle, number)
         sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123
         sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["recollect", *arguments]
         os.close(begun)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -41,26 +40,6 @@ def test_missing_files_of_a_list_are_skipped_when_asked(place: Path, run: Path) 
     (place / "other.csv").write_text((place / "list.csv").read_text())
     assert "--skip-bad" in refused(place, "eval", "run", "--data", "other.csv")
     assert "missing" in good(place, "eval", "run", "--data", "other.csv", "--skip-bad", "--overwrite")
-
-
-@pytest.mark.release
-def test_train_and_test_folders_that_share_classes(tmp_path: Path) -> None:
-    classes(tmp_path / "train", ["a", "b", "c"], 0)
-    classes(tmp_path / "test", ["c", "d", "e"], 100)
-    good(tmp_path, "train", "--data", ".", "--steps", "0", "--out", "run", *SMALL)
-    log = (tmp_path / "run" / "train.log").read_text()
-    assert "1 class of the test part is trained on as well (c)" in log
-    assert "2 classes held out" in log
-    assert "--test-share" not in log, "the folders decide"
-    assert manifest(tmp_path / "run")["verdicts"]["pretrained"]["classes"] == 2
-    pooled = good(tmp_path, "train", "--data", ".", "--test-share", "0.5", "--plan")
-    assert "trained on as well" not in pooled
-    for name in ("d", "e"):
-        shutil.rmtree(tmp_path / "test" / name)
-    good(tmp_path, "train", "--data", ".", "--steps", "0", "--out", "other", *SMALL)
-    log = (tmp_path / "other" / "train.log").read_text()
-    assert "verdict    none: there are no classes to test on" in log
-    assert "hold out half of the classes: recollect train --data . --test-share 0.5" in log
 
 
 @pytest.mark.release

@@ -170,26 +170,6 @@ def _listed(path: Path, found: Findings, images: ImageSet) -> list[dict[str, str
         return list(csv.DictReader(file))
 
 
-def test_every_image_is_listed_with_the_one_it_resembles_and_their_own_similarity(tmp_path: Path) -> None:
-    one, two = photo(1), photo(2)
-    images = _set(
-        tmp_path / "test",
-        {"a0.png": ("a", one), "a1.png": ("a", recompressed(one)), "b0.png": ("b", one), "b1.png": ("b", two)},
-    )
-    rows = _listed(tmp_path / "one.csv", _found(images), images)
-    pairs = {row["image"]: (row["other_image"], row["similarity"]) for row in rows if row["group"]}
-    assert pairs["a0.png"] == ("b0.png", "1.0000")  # the same bytes, in a group whose least similar pair is another
-    assert pairs["b0.png"] == ("a0.png", "1.0000")
-    assert pairs["a1.png"][0] == "b0.png"
-    assert float(pairs["a1.png"][1]) < 1
-    training = _set(tmp_path / "train", {"t0.png": ("t", two), "t1.png": ("t", photo(3))})
-    rows = _listed(tmp_path / "two.csv", _found(images, training, copies=[3]), images)
-    assert [(row["part"], row["other_image"], row["similarity"]) for row in rows if row["image"] == "b1.png"] == [
-        ("test", "t0.png", "1.0000")  # once, not also as a copy
-    ]
-    assert not any(row["finding"] == "copy of a training image" for row in rows)
-
-
 def test_the_list_is_written_and_harmless(tmp_path: Path) -> None:
     one = photo(1)
     names = {"=cmd|' C calc'!A0.png": ("@evil", one), 'b,"c"\n.png': ("-b", one), "d.png": ("-b", photo(2))}

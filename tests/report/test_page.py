@@ -208,16 +208,6 @@ def test_results_of_eval_stand_beside(runs: Path) -> None:
     assert "by recollect eval r@1 folder-test 12.3" in words(found)  # a table of its own: no other k, no empty cell
 
 
-def test_a_list_to_work_through(runs: Path, tmp_path: Path) -> None:
-    for _ in range(2):  # a list may be replaced by a newer one
-        write_report([runs / "first"], csv=tmp_path / "list.csv")
-    (tmp_path / "list.csv").write_text("mine")
-    with pytest.raises(InputError, match="exists"):
-        write_report([runs / "first"], csv=tmp_path / "list.csv")
-    assert (tmp_path / "list.csv").read_text() == "mine"
-    write_report([runs / "first"], csv=tmp_path / "list.csv", overwrite=True)
-
-
 def test_training_images_are_not_compared_with_themselves(runs: Path, tmp_path: Path) -> None:
     path = write_report([runs / "first"], tmp_path / "train.html", split="train", csv=tmp_path / "list.csv")
     with (tmp_path / "list.csv").open(newline="", encoding="utf-8-sig") as file:

@@ -209,18 +209,3 @@ def test_settings_that_were_chosen_by_trials_do_not_part_seeds() -> None:
     asked = replace(made_run("b", **alike[0].settings), manifest={})
     assert len(settings_of([*alike, asked])) == 2  # the user's own learning rate is another setting
     assert len(settings_of([alike[0], run("c", 1e-4, None, loss={"name": "x"})])) == 2
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["b/seed-1", "b/seed-2"], "b"),
-        (["run_seed1", "run_seed12"], "run"),
-        (["a10", "a11"], "a"),
-        (["seed-1", "seed-2"], "seed-1 and 1 more"),
-        (["x", "y", "z"], "x and 2 more"),
-    ],
-)
-def test_a_setting_is_named_after_what_its_runs_share(names: list[str], expected: str) -> None:
-    runs = [made_run(name, run={"seed": number}) for number, name in enumerate(names)]
-    assert [name for name, _ in settings_of(runs)] == [expected]

@@ -9,7 +9,6 @@ import csv
 import json
 import math
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from recollect.studies import runner, tune as search
 from recollect.studies.summary import StudyResults
 from recollect.studies.tune import plan_tuning
 from recollect.training import build
-from recollect.training.callbacks import Callback, TrainingStoppedError
+from recollect.training.callbacks import Callback
 from recollect.training.run import RunFolder
 
 
@@ -198,34 +197,6 @@ def test_a_draw_that_cannot_be_trained_is_told_and_the_search_goes_on(
     monkeypatch.setattr(search, "finish_run", honest)
     again = study(root, tmp_path / "s", space=["epochs=1", "lr=1e-3:1e-2"], final=False)
     assert outcomes(again) == outcomes(results)  # nor is it drawn again
-
-
-@pytest.mark.slow
-def test_a_wish_to_stop_queues_the_trial_and_the_result_is_that_of_one_that_ran_through(
-    finished: tuple[Path, Path, StudyResults], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, _, expected = finished
-    root, folder = make_data(tmp_path / "data"), tmp_path / "s"
-    honest, stops = search.finish_run, [1]
-
-    def stopped(path: Path, config: Any, pruning: Any = None) -> Any:
-        class Once(Callback):
-            def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
-                pruning.on_evaluation(split, step, metrics)
-                if path.name == "0001" and stops:
-                    stops.clear()
-                    raise TrainingStoppedError("asked to stop", 143)
-
-        return honest(path, config, Once())
-
-    monkeypatch.setattr(search, "finish_run", stopped)
-    with pytest.raises(TrainingStoppedError, match=r"0001 .*queued") as error:
-        study(root, folder)
-    assert error.value.exit_code == 143
-    written = json.loads((folder / "study.json").read_text())
-    assert [t["state"] for t in written["trials"]] == ["done"]  # written after the trial before
-    results = study(root, folder)
-    assert (outcomes(results), results.chosen) == (outcomes(expected), expected.chosen)
 
 
 @pytest.mark.slow

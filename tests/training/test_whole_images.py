@@ -17,13 +17,9 @@ from faults.trials import start_team
 from recipes import landmarks
 from recollect import Embedder, RecallAtK
 from recollect.config.resolve import resolve
-from recollect.data import Pipeline, load
-from recollect.data.transforms import LongerSide
-from recollect.inference.models import make_embedder
 from recollect.step import StepInfo, large_batch, large_batch_step
-from recollect.training.batches import largest_input
 from recollect.training.run import RunFolder
-from recollect.training.trainer import plan, train
+from recollect.training.trainer import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::recollect.common.errors.DataWarning")
 SIDES = st.sampled_from([8, 12, 17])
@@ -102,20 +98,6 @@ def test_resuming_is_exact(root: Path, tmp_path: Path) -> None:
     train(resume=tmp_path / "run")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     assert same_bits(final_weights(tmp_path / "run"), final_weights(tmp_path / "whole"))
-
-
-def test_the_plan_counts_the_largest_for_memory_and_the_average_for_time(root: Path) -> None:
-    config = small_config(root, **WHOLE)
-    figures = plan(config)
-    assert figures.longer_side == 24
-    assert any("6 images in the network at once, each of at most 24 × 24 pixels" in line for line in figures.lines())
-    images = load("folder", root, "train")
-    with Pipeline(images, LongerSide(24, flip=True), workers=0) as pipeline:
-        example, share = largest_input(config, make_embedder(config.model, 0), images)
-        pixels = [np.asarray(pipeline.load([index]).images[0]).size / 3 for index in range(len(images))]
-    assert example.shape == (1, 3, 24, 24)
-    assert share == pytest.approx(np.mean(pixels) / 24**2)
-    assert 0.3 < share < 0.95
 
 
 @pytest.mark.slow
