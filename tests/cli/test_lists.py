@@ -116,4 +116,4 @@ def test_a_terminal_without_utf_8_gets_the_table_too(monkeypatch: pytest.MonkeyP
         main()
     sys.stdout.flush()
     assert ended.value.code == 0
-    assert b"lite0-in1k     ?" in written.getvalue()
+    assert b"lite0-in1k   ?" in written.getvalue()

@@ -23,17 +23,6 @@ def unpack(archive: Path, target: Path) -> Path:
     return target / archive.name.split(".")[0]
 
 
-def test_grocery_as_a_users_own_folder(shared_data: Path, tmp_path: Path) -> None:
-    root = unpack(shared_data / "grocery_96px.tar", tmp_path)
-    train, test = load("folder", root), load("folder", root, "test")
-    assert (len(train), train.num_classes) == (2795, 40)
-    assert (len(test), test.num_classes) == (2626, 41)
-    assert train.read(0).size == (96, 96)
-    report = verify("folder", root)
-    assert (report.missing, report.unreadable, report.duplicates_across) == ([], {}, [])
-    assert report.ok
-
-
 def test_cars196_in_class_folders(shared_data: Path, tmp_path: Path) -> None:
     root = unpack(shared_data / "cars196_96px.tar", tmp_path)
     with warnings.catch_warnings():

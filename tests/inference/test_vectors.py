@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,21 +63,6 @@ def test_rows_are_those_of_the_part(root: Path, embedder: Embedder, upto: str) -
         ours = rest(torch.from_numpy(found.rows))
     assert torch.allclose(ours, embedder.embed(files(images), progress=False), atol=1e-5)
     assert embedder.training, "the network's mode is left as it was"
-
-
-def test_an_image_goes_through_once_whatever_it_is_called(root: Path, embedder: Embedder, tmp_path: Path) -> None:
-    images, passes = load("folder", root, "train"), Passes(embedder)
-    before = part_rows(embedder, images)
-    assert passes.images == len(images) == 36
-    shutil.copytree(root, tmp_path / "moved")
-    (tmp_path / "moved" / "train" / "train-00").rename(tmp_path / "moved" / "train" / "renamed")
-    moved = load("folder", tmp_path / "moved", "train")
-    after = part_rows(embedder, moved)
-    assert passes.images == 36
-    order = {key.tobytes(): row for row, key in zip(before.rows, before.keys, strict=True)}
-    assert all(np.array_equal(order[key.tobytes()], row) for key, row in zip(after.keys, after.rows, strict=True))
-    part_rows(embedder, load("folder", root, "all"))
-    assert passes.images == 36 + 24
 
 
 def test_a_changed_file_is_noticed(tmp_path: Path, embedder: Embedder) -> None:

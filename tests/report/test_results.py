@@ -63,19 +63,6 @@ def test_results_are_those_of_the_weights_before_and_after(runs: Path) -> None:
     assert logged[-1] == pytest.approx(found.trained.evaluation.metrics["r@1"])
 
 
-def test_large_sets_are_shown_without_the_metric_that_needs_every_rank(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few = evaluate_run(read_run(runs / "first")).trained
-    monkeypatch.setattr("recollect.report.results.MOST_FOR_MAP", 1)
-    many = evaluate_run(read_run(runs / "first")).trained
-    assert set(few.evaluation.per_query) - set(many.evaluation.per_query) == {"map"}
-    assert all(many.evaluation.metrics[name] == few.evaluation.metrics[name] for name in many.evaluation.metrics)
-    page = write_report([runs / "first"], runs / "large.html").read_text(encoding="utf-8")
-    assert "mAP@R</th>" in page
-    assert "mAP</th>" not in page
-
-
 def test_vectors_are_kept_and_used_again(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECOLLECT_CACHE", str(runs / "cache"))
     first = evaluate_run(read_run(runs / "first"))

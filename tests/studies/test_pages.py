@@ -71,14 +71,6 @@ def test_elements_are_closed_and_every_chart_and_table_has_words(tmp_path: Path)
     assert not re.findall(r'(?:src|href)="(?!#)[^"]', text)
 
 
-def test_a_folder_is_called_by_its_name(tmp_path: Path) -> None:
-    final = {**(results().final or {}), "metrics": {"folder/test": {"r@1": 0.6}}}
-    text = page(tmp_path, recipe="folder", data="groceries", final=final)
-    assert "<h1>Settings for groceries</h1>" in text
-    assert "on groceries/test, measured once" in text
-    assert "folder" not in text.split("</style>")[1]
-
-
 def test_names_cannot_act(tmp_path: Path) -> None:
     bad = "<script>alert(1)</script>"
     text = page(tmp_path, recipe=bad, trials=[trial(1, 0.5, host=bad, failure=bad)], data=bad)

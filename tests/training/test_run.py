@@ -13,7 +13,7 @@ from small_runs import final_weights, make_images, same_bits, small_config, trai
 from torch import Tensor
 
 from recollect.common.errors import ConfigError, DataError, DataWarning, StorageError, WeightsError
-from recollect.common.files import new_folder, write_json
+from recollect.common.files import new_folder
 from recollect.config.schema import Config
 from recollect.step.distributed import Processes
 from recollect.training import run
