@@ -193,7 +193,6 @@ def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) ->
         ({"run.select": "r@1"}, "set run.select=map"),
         ({"data.validation": "none"}, "data.validation_root is for"),
         ({"data.validation": "roxford5k"}, "must be none or paper or random or sfm120k"),
-        ({"model.freeze": "backbone"}, "set data.augmentation=none"),
         ({"model.scales": [1.0, 0.0]}, "must be above 0"),
     ],
 )

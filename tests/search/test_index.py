@@ -243,7 +243,8 @@ def test_rebuilding_with_another_model(address: str, photos: Path, monkeypatch: 
             index.rebuild(stopped)
         assert contents(index) == before
         assert reader.search(photos / "class1" / "1.png", k=5) == answers
-        info = Index.open(address).info()
+        with Index.open(address) as other:
+            info = other.info()
         assert info["building"]["model"]["name"] == "toy 1"
         assert 4 <= info["building"]["items"] <= 10
         index.remove(["class3/4.png"])

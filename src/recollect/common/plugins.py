@@ -29,7 +29,6 @@ from typing import Any
 
 from recollect.common.errors import ConfigError, RecollectError, in_one_line
 from recollect.common.machine import fix_torchvision
-from recollect.common.reading import sha256
 from recollect.common.text import did_you_mean
 
 GROUPS = {
@@ -158,7 +157,7 @@ def load_reference(reference: str, kind: str, name: str | None = None) -> Loaded
             raise ConfigError(f"{kind} {reference!r}: {place} has no {part!r}.{did_you_mean(part, public)}")
         target = getattr(target, part)
     file = None if module.__file__ is None else Path(module.__file__)
-    return _recorded(Loaded(target, name or reference, file, "" if file is None else sha256(file), kind))
+    return _recorded(Loaded(target, name or reference, file, "" if file is None else _digest(file), kind))
 
 
 def describe(thing: Any, kind: str, name: str | None = None) -> Loaded:
@@ -174,7 +173,7 @@ def describe(thing: Any, kind: str, name: str | None = None) -> Loaded:
     module = file.stem if file is not None and source.__module__.startswith(_OF_A_FILE) else source.__module__
     reference = f"{PASSED}:{module}.{source.__qualname__}".replace("<", "").replace(">", "")
     file = file if file is not None and file.is_file() else None
-    return _recorded(Loaded(thing, reference, file, "" if file is None else sha256(file), kind))
+    return _recorded(Loaded(thing, reference, file, "" if file is None else _digest(file), kind))
 
 
 @contextmanager
@@ -186,6 +185,12 @@ def recording() -> Iterator[list[Loaded]]:
         yield record
     finally:
         _recordings.pop()
+
+
+def _digest(file: Path) -> str:
+    from recollect.common.reading import sha256  # late: --help does without YAML
+
+    return sha256(file)
 
 
 def _recorded(loaded: Loaded) -> Loaded:
@@ -382,7 +387,7 @@ def import_file(path: Path) -> ModuleType:
     """The module of a file outside the packages. The same file is imported once, so that its classes are the same."""
     path = path.expanduser().resolve()
     # Under a unique name, by content: a changed file is another module, and no two files clash.
-    name = f"{_OF_A_FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{sha256(path)[:8]}"
+    name = f"{_OF_A_FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{_digest(path)[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     loader = SourceFileLoader(name, str(path))
