@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from recollect.common.errors import ConfigError
 from recollect.config.resolve import resolve
 from recollect.inference.test_sets import choose_test
 from recollect.training.build import objects_and_names
-from recollect.training.run import RunFolder
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
 
@@ -46,17 +44,6 @@ def test_a_folder_with_the_name_of_a_data_set_is_asked_about(
     assert choose_test(data=f"./{name}")[0].name == "folder"
     assert resolve(None, data=name, root="elsewhere").data.root == "elsewhere"
     assert resolve("glyphs").data.name == "glyphs"
-
-
-def test_the_split_of_a_folder_is_part_of_the_configuration(tmp_path: Path) -> None:
-    config = resolve("folder", ["data.options.test_share=0.25", "data.max_pixels=1000"])
-    assert config.data.options == {"class_split": "balanced", "test_share": 0.25}
-    folder = RunFolder.create(tmp_path / "run", "x")
-    folder.write_config(config)
-    settled = {"nested": True}  # the training has settled which folders are the classes, and is not asked again
-    remaining = replace(config, data=replace(config.data, options={**config.data.options, **settled}))
-    assert folder.read_config() == remaining
-    assert resolve("sop/r50-512/rsk").data.options == {}
 
 
 def test_eval_takes_the_run_s_own_split_and_options(tmp_path: Path) -> None:

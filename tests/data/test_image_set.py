@@ -19,12 +19,6 @@ def make(root: Path, names: list[str], **options: object) -> ImageSet:
     return ImageSet("demo", names, [0] * len(names), ["only"], root=root, **options)  # type: ignore[arg-type]
 
 
-def picture(path: Path, colour: tuple[int, int, int] = (200, 10, 10), size: tuple[int, int] = (12, 8)) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path)
-    return path
-
-
 def test_boxes_crop_and_nan_keeps_the_whole_image(tmp_path: Path) -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(1, 6, 8).repeat(2, axis=0)
     boxes = np.array([[2.0, 1.0, 5.0, 3.0], [np.nan] * 4])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -121,19 +120,6 @@ def test_command_line(root: Path) -> None:
     content = json.loads(broken.stdout)
     assert content["ok"] is False
     assert list(content["unreadable"]) == ["train/a/1.png"]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="file names are text elsewhere")
-def test_names_that_are_not_text(root: Path) -> None:
-    name = os.fsdecode(b"caf\xe9")
-    try:
-        photo(root / "train" / name / "1.png", 50)
-    except OSError:
-        pytest.skip("this file system takes text only")
-    (root / "train" / name / "2.png").write_text("broken")
-    result = CliRunner().invoke(app, ["data", "verify", "folder", str(root), "--json"])
-    assert result.exit_code == 1
-    assert list(json.loads(result.stdout)["unreadable"]) == [f"train/{name}/2.png"]
 
 
 def test_groups_of_classes_are_confirmed(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -214,16 +213,6 @@ def test_import_recollect_is_lazy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_several_folders_are_embedded_as_by_the_command(photos: Path) -> None:
-    embedder = recollect.Embedder.create("tiny", size=24).eval()
-    one, other = photos / "class0", photos / "class1"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # vectors have no labels, so nothing is said of them
-        both = embed(embedder, [one, other / "1.png", other], progress=False)
-    assert both.shape == (6, 128), "an image that is given twice has one row"
-    assert torch.allclose(both[3], embed(embedder, other / "1.png", progress=False)[0], atol=1e-5)
 
 
 def test_a_result_on_trained_classes_comes_with_a_warning(photos: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +14,11 @@ from small_runs import make_images
 from typer.testing import CliRunner
 
 from recollect.cli.main import app
-from recollect.common.errors import ConfigError, ImageError
-from recollect.config.resolve import resolve
-from recollect.inference.models import make_embedder
+from recollect.common.errors import ConfigError
 from recollect.inference.training_record import TrainedOn, read_trained_on
 from recollect.inference.vectors import head_inputs
 from recollect.inference.whitening import WhiteningSet, add_last_layer
 from recollect.models import Embedder, whitening_from_pairs
-from recollect.training.head import whitening_images
 
 IMAGES = 260  # as many pairs as ``tiny`` has features, and a few more
 
@@ -83,17 +79,6 @@ def test_over_scales_an_added_whitening_is_applied_to_the_mean_descriptor(
         torch.testing.assert_close(model.embed(pixels, scales=scales, progress=False), expected, rtol=0, atol=2e-3)
 
 
-def test_a_training_may_start_from_those_pairs(sfm: Path) -> None:
-    config = resolve("glyphs", {"model.whitening": "sfm120k", "data.validation_root": str(sfm)})
-    whitening_set = whitening_images(config, None)  # type: ignore[arg-type]
-    assert whitening_set is not None
-    assert whitening_set.pairs is not None
-    whitened = make_embedder(config.model, 0)
-    whitened.set_whitening(whitening_set.learn(whitened))
-    with pytest.raises(ConfigError, match="validation_root"):
-        resolve("glyphs", {"data.validation_root": str(sfm)})
-
-
 def test_the_verb(sfm: Path, network: Embedder, tmp_path: Path) -> None:
     network.save(tmp_path / "trained")
     TrainedOn("photos", "", frozenset({"a class"}), frozenset(), np.zeros((0, 16), np.uint8)).write(
@@ -127,22 +112,3 @@ def test_few_images_have_a_way_that_works(network: Embedder, tmp_path: Path) -> 
     done = CliRunner().invoke(app, [*advised, *more])
     assert done.exit_code == 0, done.output
     assert Embedder.load(tmp_path / "run" / "model").head.linear is not None
-
-
-def test_a_broken_image_costs_its_pairs(sfm: Path, network: Embedder, tmp_path: Path) -> None:
-    whitening_set = WhiteningSet.from_sfm(sfm)
-    copy = tmp_path / "sfm"
-    shutil.copytree(sfm, copy)
-    broken = WhiteningSet.from_sfm(copy)
-    broken.images.path(IMAGES - 1).write_bytes(b"broken")
-    with pytest.raises(ImageError, match="--skip-bad"):
-        broken.learn(network)
-    whitening = broken.learn(network, on_bad_image="skip")
-    fewer = WhiteningSet(
-        whitening_set.images.subset(np.arange(IMAGES - 1)), (np.arange(IMAGES - 2), np.arange(1, IMAGES - 1))
-    )
-    torch.testing.assert_close(whitening.mean, fewer.learn(network).mean)
-    torch.testing.assert_close(whitening.projection.abs(), fewer.learn(network).projection.abs(), rtol=1e-3, atol=1e-3)
-    network.save(tmp_path / "trained")
-    words = ["whiten", str(tmp_path / "trained"), "--pairs", str(copy), "--out", str(tmp_path / "made"), "--dim", "8"]
-    assert CliRunner().invoke(app, [*words, "--skip-bad"]).exit_code == 0

@@ -123,15 +123,6 @@ def test_several_runs_are_compared(runs: Path) -> None:
     assert text.count("random weights") >= 1  # both started from the same, shown once
 
 
-def test_runs_on_other_images_are_compared_as_far_as_possible(runs: Path, tmp_path: Path) -> None:
-    data = make_images(tmp_path / "other", classes=8, each=5)
-    make_images(data, classes=5, each=5, split="test", seed=3)
-    other = make_run(data, tmp_path / "third")
-    text = words(check(write_report([runs / "first", other])))
-    assert "third was tested on other images" in text
-    assert "third" in text
-
-
 def test_interrupted_empty_and_damaged_runs(runs: Path) -> None:
     folder = runs / "first"
     shutil.rmtree(folder / "model")

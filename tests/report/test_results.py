@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +15,12 @@ from recollect.models import Embedder
 from recollect.report import write_report
 from recollect.report.results import (
     EvaluationCache,
-    Run,
     choose,
     distinct_names,
     evaluate_run,
     read_run,
-    settings_of,
 )
-from report.report_runs import count_images, made_run, make_run
+from report.report_runs import count_images, make_run
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(4, 80))
@@ -182,17 +178,3 @@ def test_runs_of_one_name_are_told_apart_by_as_little_as_possible(runs: Path) ->
     assert distinct_names(read) == ["one/same", "two/same"]
     assert distinct_names([read[0], read_run(runs / "first")]) == ["same", "first"]
     assert distinct_names([read[0], read[0]]) == ["same (1)", "same (2)"]
-
-
-def test_settings_that_were_chosen_by_trials_do_not_part_seeds() -> None:
-    def run(name: str, lr: float, steps: int | None, **more: Any) -> Run:
-        choices = [{"name": "optimizer.lr", "value": lr}, {"name": "run.epochs", "value": 9}]
-        choices += [] if steps is None else [{"name": "run.steps", "value": steps}]
-        settings = {"optimizer": {"lr": lr}, "run": {"seed": name, "steps": steps, "epochs": None if steps == 0 else 9}}
-        return replace(made_run(name, **(settings | more)), manifest={"choices": choices})
-
-    alike = [run("a_0", 1e-4, None), run("a_1", 3e-5, 0)]
-    assert [(name, len(group)) for name, group in settings_of(alike)] == [("a", 2)]
-    asked = replace(made_run("b", **alike[0].settings), manifest={})
-    assert len(settings_of([*alike, asked])) == 2  # the user's own learning rate is another setting
-    assert len(settings_of([alike[0], run("c", 1e-4, None, loss={"name": "x"})])) == 2

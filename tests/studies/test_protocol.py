@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 
 import pytest
 from tuning_runs import config_of, make_data
 
-from recollect.common.errors import ConfigError, InputError, WeightsError
+from recollect.common.errors import ConfigError, InputError
 from recollect.studies.protocol import final_run_config, read_protocol, trial_config
 from recollect.studies.space import as_settings
 from recollect.training.build import load_sets
@@ -99,20 +98,3 @@ def test_a_study_is_the_same_on_another_machine_and_with_another_test_set(tmp_pa
     assert read_protocol(config_of(other), ["lr=1e-3:1e-2"]).identity() != one
     shutil.rmtree(other / "train" / "train-07")
     assert read_protocol(config_of(other)).identity() != one
-
-
-def test_a_study_is_of_the_weights_its_trials_start_from_wherever_they_lie(tmp_path: Path) -> None:
-    root = make_data(tmp_path / "data", test=False)
-    for name, content in (("one", b"a"), ("two", b"a"), ("three", b"b")):
-        (tmp_path / f"{name}.safetensors").write_bytes(content)
-
-    def identity(weights: str) -> dict[str, object]:
-        return read_protocol(config_of(root, **{"model.init": "lite0-in1k", "model.weights": weights})).identity()
-
-    files = [str(tmp_path / f"{name}.safetensors") for name in ("one", "two", "three")]
-    one, two, three, none = (identity(weights) for weights in (*files, "none"))
-    assert one == two
-    assert one != three
-    assert (one["weights"], none["weights"]) == (hashlib.sha256(b"a").hexdigest(), "none")
-    with pytest.raises(WeightsError, match="no such weights file"):
-        identity(str(tmp_path / "absent.safetensors"))

@@ -80,24 +80,6 @@ def test_a_process_on_another_machine_is_known_by_its_heartbeat(tmp_path: Path) 
     assert here.run(1).draws == there.draws
 
 
-def test_a_process_whose_trial_was_given_away_goes_on_with_another(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "recollect")
-    one, other = (Worker(tmp_path / name / "s", tmp_path / "x.db") for name in ("here", "there"))
-
-    def sleep_long() -> None:
-        if not other.draws:
-            sleep(tmp_path / "x.db")
-            other.run(1, value=0.9)
-
-    one.run(2, during=sleep_long)
-    assert "trial 0000 was given up" in "\n".join(caplog.messages)
-    assert [slot for slot, _ in one.draws] == [0, 1]
-    assert other.draws == one.draws[:1]
-    assert [trial.value for trial in one.queue.slots().values()] == [0.9, 0.5]
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DataError, ValueError])
 def test_an_interrupted_trial_is_run_again(tmp_path: Path, error: type[BaseException]) -> None:
     def interrupted() -> None:

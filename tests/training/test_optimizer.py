@@ -175,13 +175,3 @@ def test_the_first_signal_is_a_wish(number: signal.Signals) -> None:
         signal.raise_signal(number)
         assert stop.agreed(False, Processes(), torch.device("cpu")) == (False, number)
     assert signal.getsignal(number) is before
-
-
-def test_the_second_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[int] = []
-    with stop_on_signals() as stop:
-        stop.ask(signal.SIGTERM)
-        monkeypatch.setattr(signal, "raise_signal", raised.append)
-        stop.ask(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert raised == [signal.SIGTERM]

@@ -18,8 +18,6 @@ from recollect.training import build, trainer
 from recollect.training.plan import make_plan
 from recollect.training.run import RunFolder
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -18,7 +18,6 @@ from torch import Tensor
 from faults.trials import run
 from recollect.common.errors import ConfigError, DataError
 from recollect.common.files import try_lock
-from recollect.config import resolve as recipes
 from recollect.models import Embedder
 from recollect.step import large_batch
 from recollect.training import callbacks, optimizer, run as run_file, trainer
@@ -62,13 +61,6 @@ def test_what_a_run_leaves(whole: Path, root: Path) -> None:
     assert records[-2]["lr"] == pytest.approx(1e-3 * 0.5 * (1 + np.cos(np.pi * 5 / 6)))
     embedder = Embedder.load(run.model)
     assert embedder.embed(torch.zeros(2, 3, 24, 24, dtype=torch.uint8)).shape == (2, 16)
-
-
-def test_a_run_repeats_itself(whole: Path, tmp_path: Path) -> None:
-    config = recipes.resolve(whole / "config.yaml")
-    train(config, tmp_path / "again")
-    assert losses(tmp_path / "again") == losses(whole)
-    assert same_bits(final_weights(tmp_path / "again"), final_weights(whole))
 
 
 # Steps 1 to 3 are the first epoch: before any checkpoint, in the middle of both epochs, at their ends, after the last.
@@ -192,14 +184,6 @@ def test_without_validation_the_last_is_kept_whatever_the_test_says(
     assert same_bits(final_weights(tmp_path / "run"), seen[2])
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["last.pt"]
     assert RunFolder(tmp_path / "run").read_manifest()["outcome"]["chosen_by"] == "last step"
-
-
-def test_best_weights_that_are_gone_are_missed_at_once(root: Path, tmp_path: Path) -> None:
-    train_until(7, small_config(root, **{"data.validation": "paper", "run.checkpoint_steps": 1}), tmp_path / "run")
-    (best,) = (tmp_path / "run" / "checkpoints").glob("best-*.pt")
-    best.unlink()
-    with pytest.raises(DataError, match=rf"{best.name}: .*no such file"):
-        train(resume=tmp_path / "run")
 
 
 def test_watching_the_test_changes_no_weight(root: Path, tmp_path: Path) -> None:
