@@ -21,7 +21,7 @@ memory, and remembered with the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -407,11 +407,11 @@ def fitting_chunk(
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         budget = CPU_BUDGET
         if device.type == "cuda":
-            budget = int(CUDA_SHARE * (free_bytes(device) - _unallocated(trained)))
+            budget = int(CUDA_SHARE * (free_bytes(device) - _unallocated(trained, copies=3)))
         memories[key] = _Memory(capacity=max(1, int((budget - weight.fixed) / max(weight.each, 1.0))))
     memory = memories[key]
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    reserved = _unallocated(parameters) * 2 // 3  # the pass itself allocates gradients
+    reserved = _unallocated(parameters, copies=2)  # the pass itself allocates gradients
     while min(total, memory.capacity) > memory.proven:
         chunk, moments = min(total, memory.capacity), list[Tensor]()
         try:
@@ -444,9 +444,12 @@ def free_bytes(device: torch.device) -> int:
     return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def _unallocated(parameters: Iterable[nn.Parameter]) -> int:
-    """Bytes that the first step allocates for good: gradients, and the two moments of Adam."""
-    return sum(3 * parameter.nbytes for parameter in parameters if parameter.grad is None)
+def _unallocated(parameters: Sequence[nn.Parameter], copies: int) -> int:
+    """Bytes that a step needs beside the graph: gradients and the two moments of Adam (``copies``), unless an earlier step
+    allocated them; and one gradient more while it is added.
+    """
+    new = sum(parameter.nbytes for parameter in parameters if parameter.grad is None)
+    return copies * new + max((parameter.nbytes for parameter in parameters), default=0)
 
 
 def step_threads(network: nn.Module, inputs: Tensor, batch: int, chunk: int) -> int:
