@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from recollect.common.errors import ImageError
 from recollect.common.images import read_image
 from recollect.data import ImageSet, Pipeline, load, train_transform
 from recollect.data.transforms import uniforms
+from recollect.inference import vectors
 from recollect.inference.vectors import embed_files, embed_set, head_inputs, part_rows, run_network
 from recollect.models import Embedder
 from recollect.search.encoder import ModelEncoder
@@ -257,3 +259,35 @@ def test_a_photo_goes_through_the_network_once_whatever_verb_asks(
     assert through == seen + 24 + (24 if freeze == "backbone" else 0)
     answer = json.loads(call("search", "test.npz", root / "test" / "test-01" / "2.png", "--json"))
     assert answer[0]["results"][0]["name"] == "test-01/2.png"
+
+
+def test_a_gpu_copies_the_next_batch_before_it_works_on_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Stream:
+        def __init__(self, device: object = None) -> None:
+            self.copies = 0
+
+        def wait_stream(self, other: object) -> None:
+            order.append("memory is free")
+
+        def record_event(self) -> str:
+            self.copies += 1
+            order.append(f"copy {self.copies}")
+            return f"wait for copy {self.copies}"
+
+        def wait_event(self, event: str) -> None:
+            order.append(event)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(vectors, "take_rows", lambda inputs, rows, device: inputs)
+    batches = [(torch.full((1,), float(number)), np.array([number])) for number in (1, 2, 3)]
+    for inputs, places in vectors._copied_ahead(batches, torch.device("cuda")):
+        assert int(inputs) == places[0]
+        order.append(f"work {int(inputs)}")
+    assert order == [
+        *("memory is free", "copy 1", "memory is free", "copy 2", "wait for copy 1", "work 1"),
+        *("memory is free", "copy 3", "wait for copy 2", "work 2", "wait for copy 3", "work 3"),
+    ]

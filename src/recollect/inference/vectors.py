@@ -349,14 +349,32 @@ def run_network(
     network.eval()
     try:
         with torch.no_grad(), tf32(device), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-            for inputs, places in batches:
-                taken = take_rows(inputs, slice(None), device)
+            for taken, places in _copied_ahead(batches, device):
                 name_of = None if names is None else [names[place] for place in places.tolist()].__getitem__
                 with refusing_narrow(taken, name_of):
                     outputs = network(taken).float()
                 yield outputs, places
     finally:
         network.train(was_training)
+
+
+def _copied_ahead(batches: Iterable[tuple[Any, Places]], device: torch.device) -> Iterator[tuple[Any, Places]]:
+    """Batches on ``device``; the copy of one to a GPU overlaps the work on the batch before it."""
+    if device.type != "cuda":
+        yield from ((take_rows(inputs, slice(None), device), places) for inputs, places in batches)
+        return
+    work, copies = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    waiting: list[tuple[Any, Places, torch.cuda.Event]] = []
+    for inputs, places in batches:
+        copies.wait_stream(work)  # its memory was perhaps that of a batch on which the work has not ended
+        with torch.cuda.stream(copies):
+            waiting.append((take_rows(inputs, slice(None), device), places, copies.record_event()))
+        if len(waiting) == 2:
+            work.wait_event(waiting[0][2])
+            yield waiting.pop(0)[:2]
+    for taken, places, copied in waiting:
+        work.wait_event(copied)
+        yield taken, places
 
 
 def fetch_late(results: Iterable[tuple[Tensor, Places]]) -> Iterator[tuple[Tensor, Places]]:
