@@ -106,7 +106,10 @@ def browser() -> Iterator[Browser]:
             }
             session = _call("POST", f"{address}/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
             try:
-                yield Browser(address, session)
+                window = Browser(address, session)
+                # A person looks at the page: without focus, which a headless window may lack, inputs get no focus event.
+                window.devtools("Emulation.setFocusEmulationEnabled", enabled=True)
+                yield window
             finally:
                 _call("DELETE", f"{address}/session/{session}")
         finally:
