@@ -183,15 +183,20 @@ def remark_aside(line: str) -> None:
         typer.echo(f"recollect: {printable(line)}", err=True)
 
 
+def echo(text: str) -> None:
+    """Print, by one of the processes that torchrun started."""
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(text)
+
+
 def print_json(value: Any) -> None:
-    """Print plain values as JSON, by one process. ASCII only: file names need not be text that a terminal can show."""
-    if os.environ.get("RANK", "0") == "0":  # one of the processes that torchrun started prints
-        typer.echo(json.dumps(value, indent=2, default=str))
+    """Print plain values as JSON. ASCII only: file names need not be text that a terminal can show."""
+    echo(json.dumps(value, indent=2, default=str))
 
 
 def show_plan(plan: Any, as_json: bool) -> None:
     """Print a plan, which has ``lines`` and ``as_dict``."""
-    print_json(plan.as_dict()) if as_json else typer.echo(printable("\n".join(plan.lines())))
+    print_json(plan.as_dict()) if as_json else echo(printable("\n".join(plan.lines())))
 
 
 def _at_once(parameter: typer.CallbackParam, value: Any) -> Any:

@@ -13,7 +13,6 @@ from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-import typer
 from typer import Option
 
 from recollect.cli import options
@@ -170,5 +169,5 @@ def _show(outcome: Outcome, as_json: bool) -> None:
         options.print_json({**vars(outcome), "verdicts": verdicts, "model": model})
         return
     for name, metrics in outcome.metrics.items():
-        typer.echo(f"{name:<10} " + "  ".join(f"{key} {100 * value:.1f}" for key, value in list(metrics.items())[:4]))
-    typer.echo(printable(f"model      {model} (step {outcome.chosen_step:,})"))
+        options.echo(f"{name:<10} " + "  ".join(f"{key} {100 * value:.1f}" for key, value in list(metrics.items())[:4]))
+    options.echo(printable(f"model      {model} (step {outcome.chosen_step:,})"))
