@@ -7,7 +7,7 @@ TESTED := $(VENV)/.installed-for-tests
 # Locked versions; `make lowest` takes the lowest that pyproject.toml allows.
 LOCKED := constraints.txt
 # What users can install and what the tests need; then what developers use besides.
-EXTRAS := baselines index postgres milvus serve tune export hub heic map tensorboard wandb mlflow cars196 servers test
+EXTRAS := baselines index postgres milvus serve tune export hub heic map lora tensorboard wandb mlflow cars196 servers test
 TOOLS  := docs dev
 # Tests write names of files that a plain C locale cannot.
 export PYTHONUTF8 := 1

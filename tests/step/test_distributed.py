@@ -43,7 +43,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     assert [process.exitcode for process in processes] == [0] * 4
     return {
         form: [torch.load(folder / f"{form}-{rank}.pt", weights_only=True) for rank in range(count)]
-        for form, count in (("one", 1), ("two", 2), ("four", 4), ("uneven", 4), ("alone", 4), ("threads", 4))
+        for forms, count in (("one", 1), ("two", 2), ("four uneven sharded alone threads", 4))
+        for form in forms.split()
     }
 
 
@@ -119,6 +120,17 @@ def test_collectives_are_few_and_do_not_grow(results: Any) -> None:
     assert results["one"][0]["recall"]["collectives"] == {}
 
 
+@pytest.mark.slow
+def test_a_sharded_model_has_the_gradient_of_a_whole_one(results: Any) -> None:
+    """And its weights are gathered, its gradients summed, once per step however many chunks there are."""
+    expected = results["one"][0]["recall"]["gradients"]
+    for one in results["sharded"]:
+        assert max(step["part"] for step in one.values()) < 0.5, "each process holds a part"
+        for step in one.values():
+            assert difference(step["gradients"], expected) < 1e-9
+            assert step["collectives"] == one[100]["collectives"]
+
+
 @pytest.mark.release
 def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
     """The whole command line on two processes, with validation, against one process: the same losses and weights."""
@@ -131,7 +143,9 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
     command += ["-m", "recollect", "train", config, "--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("8 on each of 2 processes") == 1, "one process speaks"
+    assert all(done.stdout.count(line) == 1 for line in ("8 on each of 2 processes", "/model (step")), (
+        "one process speaks"
+    )
     assert losses(folder) == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
     one, other = final_weights(tmp_path / "alone"), final_weights(folder)
     # Sums in another order differ by up to 1.2e-5 after six such steps; one other crop in the last step, by 1.2e-4.

@@ -30,6 +30,7 @@ LOSSES = {
 SENDING = (
     "all_gather_into_tensor", "all_gather", "all_reduce", "reduce_scatter_tensor", "broadcast", "reduce", "gather",
     "scatter", "all_to_all", "barrier", "all_gather_object", "broadcast_object_list", "send", "recv",
+    "all_gather_single", "reduce_scatter_single",
 )  # fmt: skip
 
 
@@ -44,7 +45,8 @@ def count_collectives() -> Counter[str]:
         return counting
 
     for name in SENDING:
-        setattr(dist, name, counted(name, getattr(dist, name)))
+        if hasattr(dist, name):  # the last two are those of FSDP in recent versions
+            setattr(dist, name, counted(name, getattr(dist, name)))
     return calls
 
 
@@ -77,6 +79,25 @@ def steps(name: str, processes: Processes, calls: Counter[str], uneven: bool = F
     }
 
 
+def sharded_step(processes: Processes, calls: Counter[str], chunk: int) -> dict[str, Any]:
+    """Two backward passes of a model whose parameters are divided among the processes."""
+    torch.manual_seed(0)
+    model, loss = convnet().double(), LOSSES["recall"]()
+    distributed.shard(model, [model[3]], processes)
+    images, labels = batch()
+    mine = slice(len(labels) * processes.rank // processes.size, len(labels) * (processes.rank + 1) // processes.size)
+    for _ in range(2):
+        before = Counter(calls)
+        value = large_batch_step(model, loss, images[mine], labels[mine], chunk, group=processes.group)
+    counted = dict(calls - before)
+    return {
+        "loss": value,
+        "gradients": distributed.whole([p.grad for p in model.parameters()]),
+        "collectives": counted,
+        "part": sum(p.to_local().numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters()),
+    }
+
+
 def threads() -> list[str]:
     """Their names, where the system tells them."""
     return [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
@@ -98,6 +119,8 @@ def main(rank: int, port: int, folder: Path) -> None:
             processes = Processes.of(groups.get(form))
             results = {name: steps(name, processes, calls, form == "uneven") for name in LOSSES}
             torch.save(results, folder / f"{form}-{processes.rank}.pt")
+    sharded = {chunk: sharded_step(everyone, calls, chunk) for chunk in (1, 3, 100)}
+    torch.save(sharded, folder / f"sharded-{everyone.rank}.pt")
     done = 0
     for _ in range(8):  # one after the other, with processes that arrive at different times
         time.sleep(0.02 * everyone.rank)

@@ -90,6 +90,7 @@ class Grouped(nn.Module):
         p: float = 1.0,
         decay: bool = True,
         decay_p: bool = False,
+        layer_decay: float = 1.0,
     ) -> list[dict[str, Any]]:
         if self.frozen:
             return []

@@ -130,8 +130,8 @@ def test_a_whole_checkpoint_is_restored(tmp_path: Path) -> None:
     expected = _states(written)
     run.save_checkpoint(tmp_path / "last.pt", written, run.Progress(step=4), {"epoch": 1}, 2)
     trained = _small_training(2)
-    progress, sampler, chunk = run.load_checkpoint(tmp_path / "last.pt", trained)
-    assert (progress.step, sampler, chunk) == (4, {"epoch": 1}, 2)
+    progress, sampler, chunk, processes = run.load_checkpoint(tmp_path / "last.pt", trained)
+    assert (progress.step, sampler, chunk, processes) == (4, {"epoch": 1}, 2, 1)
     assert all(map(torch.equal, expected, _states(trained)))
 
 

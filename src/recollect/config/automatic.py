@@ -164,6 +164,8 @@ def _refuse_hopeless(images: ImageSet, validated: bool) -> None:
 
 
 def _freeze(config: Config, device: torch.device, pretrained: bool) -> tuple[str, str]:
+    if config.model.lora is not None:
+        return "none", "LoRA trains updates of the attention"
     if device.type != "cpu":
         return "none", "a GPU can fine-tune the whole network"
     if not pretrained:

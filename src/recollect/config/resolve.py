@@ -275,6 +275,8 @@ CHANGEABLE = {
     "model.download": "--download",
     "batch.chunk": "--chunk",
     "run.device": "--device",
+    "run.shard": "",
+    "run.activation_checkpointing": "",
 }
 """Settings that change where images lie, how they are read and how the machine works, not what is trained: a run or study
 that is resumed, or repeated on all classes (``--final``), may change them. Each with its option of ``recollect train``."""

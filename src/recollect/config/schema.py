@@ -190,6 +190,9 @@ class ModelConfig:
     """Name of the mean and standard deviation used to normalize pixels."""
     download: bool = setting(False, panel=MODEL)
     """Download weights that are not on this machine."""
+    lora: int | None = setting(None, 1, 1024, panel=MODEL)
+    """Train low-rank updates of a transformer's attention, of this rank, instead of its weights (LoRA; extra ``lora``). They
+    are merged when the model is saved."""
     freeze: str = setting("none", panel=MODEL)
     """``none``, ``backbone``, ``pooling`` or a stage: train only what comes after it. The features of the frozen part are
     computed once; with an augmentation they are computed in every step, without gradient. ``"auto"``: on a CPU, a
@@ -257,6 +260,11 @@ class OptimizerConfig:
     """Epochs after which the learning rate is multiplied by ``gamma``."""
     gamma: float = setting(0.3, 0, 1000, above=True)
     """Factor of the ``milestones`` and ``exponential`` schedules."""
+    layer_decay: float = setting(1.0, 0, 1, above=True)
+    """Factor on the learning rate from each layer of the backbone to the one before it; 1 for equal rates."""
+    ema: float = setting(0.0, 0, 1, below=True)
+    """Decay of a moving average of the weights per step, e.g. 0.999. The average is evaluated and saved instead of the
+    weights; 0 for none."""
     warm_up: float = setting(0.0, 0, _MANY)
     """Epochs over which the learning rate rises to its full value."""
     clip: float | None = setting(None, 0, 1e30, above=True)
@@ -284,6 +292,12 @@ class RunConfig:
     ``auto``: ``bf16`` on GPUs that have it, otherwise ``fp32``."""
     compile: bool = False
     """Compile the network with ``torch.compile``: minutes of preparation, then faster steps on a GPU."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: larger chunks fit, steps take about a third longer. Does not change the
+    result."""
+    shard: bool = False
+    """Divide the optimizer's state and, between steps, weights and gradients among the processes of ``torchrun`` (FSDP2). Does
+    not change the result."""
     deterministic: bool = False
     """Use only deterministic algorithms, on GPUs too."""
     evaluate_every: int | Auto = setting("auto", 1, _MANY)
@@ -403,6 +417,18 @@ def _check_combinations(config: Config) -> None:
         raise ConfigError("run.steps 0 would leave the last layer random: set model.whitening=all, or model.dim=null.")
     if run.head_steps and (model.dim is None or model.freeze not in ("none", "auto")):
         raise ConfigError("run.head_steps is for training the whole network: set model.freeze=none, and model.dim.")
+    if run.activation_checkpointing and config.trains_on_features:
+        raise ConfigError(
+            "run.activation_checkpointing is for training on images, but model.freeze stores features: remove it."
+        )
+    if model.lora is not None and model.freeze not in ("none", "auto"):
+        raise ConfigError("model.lora leaves the backbone's own weights as they are: set model.freeze=none.")
+    whole = model.freeze in ("none", "auto") and model.whitening in (None, "auto") and not run.head_steps
+    if run.shard and not (whole and model.lora is None and run.precision != "fp16" and not run.compile):
+        raise ConfigError(
+            "run.shard is for a whole network that is trained from the first step: it takes no model.freeze, model.whitening, "
+            "model.lora, run.head_steps, run.compile or fp16."
+        )
     if run.precision == "fp16" and run.device == "cpu":
         raise ConfigError("run.precision fp16 is for GPUs: use bf16 or fp32 on the CPU.")
     if optimizer.schedule != "milestones" and optimizer.milestones:

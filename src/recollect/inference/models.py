@@ -31,6 +31,7 @@ from recollect.config.resolve import from_mapping, missing_groups, untrusted_nam
 from recollect.config.schema import Config, DataConfig, ModelConfig
 from recollect.data import ImageSet, list_images
 from recollect.models import Embedder, onnx_export
+from recollect.models.backbones import add_lora, merge_lora
 from recollect.models.saving import DESCRIPTION, MODEL, TENSORS, hub_folder, is_hub_address, parse_address
 from recollect.models.zoo import find
 
@@ -315,10 +316,13 @@ def _open_checkpoint(run: RunFiles) -> LoadedModel:
     # Without its pre-trained weights, which the checkpoint replaces anyway and which may be missing.
     embedder = make_embedder(dataclasses.replace(config.model, weights="none"), config.run.seed)
     content = read_checkpoint(run.last)
+    if config.model.lora is not None:
+        add_lora(embedder.backbone, config.model.lora)
     try:
-        embedder.load_state_dict(content["model"])
+        embedder.load_state_dict({**content["model"], **content.get("average", {}).get("values", {})})
     except RuntimeError as error:
         raise DataError(f"{run.last}: not a checkpoint of this network ({str(error).splitlines()[0]}).") from error
+    merge_lora(embedder.backbone)
     step = (content.get("progress") or {}).get("step")
     words = "the last checkpoint" if step is None else f"the last checkpoint, after step {step:,},"
     return LoadedModel(

@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import posixpath
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common import plugins
-from recollect.common.errors import ConfigError, ImageError, in_one_line
+from recollect.common.errors import ConfigError, ImageError, in_one_line, require
 
 logger = logging.getLogger(__name__)
 
@@ -280,12 +281,17 @@ def backbone_stages(backbone: nn.Module) -> list[Stage]:
     return [("stem", nn.Sequential(*dict(before).values())), *stages, *tail]
 
 
+def timm_network(backbone: nn.Module) -> Any:
+    """The network of timm in ``backbone``: itself, or what it wraps."""
+    return backbone.transformer if isinstance(backbone, Unicom) else backbone
+
+
 def backbone_layers(backbone: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Parameters before the pooling by layer, from the input on, as timm's ``group_matcher`` of the network orders them.
 
     Finer than stages, and for every transformer; empty for a network without a ``group_matcher``.
     """
-    network: Any = backbone.transformer if isinstance(backbone, Unicom) else backbone
+    network = timm_network(backbone)
     if not hasattr(network, "group_matcher"):
         return {}
     from timm.models import group_parameters
@@ -306,6 +312,35 @@ def backbone_layers(backbone: nn.Module) -> dict[str, list[nn.Parameter]]:
             layer, names = "embed" if is_tokens else "stem", [*names, *early]
         layers[layer] = [parameters[name] for name in names]
     return layers
+
+
+_ATTENTION = re.compile(r".*attn.*\.(qkv|q|kv|[qkv]_proj|proj)")
+
+
+def add_lora(backbone: nn.Module, rank: int) -> None:
+    """Freeze a transformer, and add products of two thin matrices to those of its attention, to be trained instead (LoRA).
+
+    Raises:
+        ConfigError: it has no attention. MissingExtraError: peft is not installed.
+    """
+    peft = require("peft", "lora", "model.lora")
+    modules = dict(backbone.named_modules())
+    names = [name for name, module in modules.items() if isinstance(module, nn.Linear) and _ATTENTION.fullmatch(name)]
+    if not names:
+        raise ConfigError("model.lora is for transformers, but this network has no attention: remove it.")
+    for module in modules.values():
+        if hasattr(module, "qkv_bias_separate"):  # otherwise EVA and BEiT multiply by the frozen matrix alone
+            module.qkv_bias_separate = True
+    backbone.requires_grad_(False)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=names), backbone)
+
+
+def merge_lora(backbone: nn.Module) -> None:
+    """Add the products that ``add_lora`` has added to the matrices themselves: an ordinary network again."""
+    for name, layer in list(backbone.named_modules()):
+        if hasattr(layer, "get_base_layer"):
+            layer.merge()
+            setattr(backbone.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], layer.get_base_layer())
 
 
 class _TokenEmbedding(nn.Module):

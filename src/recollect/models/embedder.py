@@ -448,6 +448,7 @@ class Embedder(nn.Module):
         p_multiplier: float = 1.0,
         decay_norm_and_bias: bool = True,
         decay_p: bool = False,
+        layer_decay: float = 1.0,
     ) -> list[dict[str, Any]]:
         """Groups for an optimizer, without frozen parameters and empty groups.
 
@@ -457,6 +458,10 @@ class Embedder(nn.Module):
             p_multiplier: factor on ``lr`` for GeM's exponent (10 for instance search).
             decay_p: apply weight decay to GeM's exponent too, as the released code does.
             decay_norm_and_bias: apply weight decay to normalization layers and biases too, as the released code does.
+            layer_decay: factor on ``lr`` from each layer of the backbone to the one before it, the last having one itself.
+
+        Raises:
+            ConfigError: a ``layer_decay`` for a backbone whose layers have no order.
 
         Examples:
             >>> groups = Embedder.create("tiny").parameter_groups(1e-4, 4e-4, p_multiplier=10)
@@ -465,27 +470,27 @@ class Embedder(nn.Module):
         """
         exponents = {id(module.p) for module in self.modules() if isinstance(module, GeM)}
         in_head = {id(parameter) for parameter in self.head.parameters()}
-        members: dict[tuple[str, bool], list[nn.Parameter]] = {}
+        layers = [] if layer_decay == 1 else [*backbone_layers(self.backbone).values()][::-1]
+        if layer_decay != 1 and not layers:
+            raise ConfigError("optimizer.layer_decay needs a backbone of timm, which orders its layers: set it to 1.")
+        depth = {id(parameter): number for number, layer in enumerate(layers, 1) for parameter in layer}
+        multipliers = {"backbone": 1.0, "head": head_multiplier, "gem_p": p_multiplier}
+        members: dict[tuple[str, bool, int], list[nn.Parameter]] = {}
         for parameter in self.parameters():
             if not parameter.requires_grad:
                 continue
-            if id(parameter) in exponents:
-                key = ("gem_p", decay_p)
-            else:
-                decayed = decay_norm_and_bias or parameter.ndim > 1
-                key = ("head" if id(parameter) in in_head else "backbone", decayed)
-            members.setdefault(key, []).append(parameter)
-        multipliers = {"backbone": 1.0, "head": head_multiplier, "gem_p": p_multiplier}
+            name = "gem_p" if id(parameter) in exponents else "head" if id(parameter) in in_head else "backbone"
+            decayed = decay_p if name == "gem_p" else decay_norm_and_bias or parameter.ndim > 1
+            members.setdefault((name, decayed, depth.get(id(parameter), 0)), []).append(parameter)
+        order = sorted(members, key=lambda key: ([*multipliers].index(key[0]), key[2], not key[1]))
         return [
             {
                 "name": name if decayed or name == "gem_p" else f"{name}_no_decay",
-                "params": members[name, decayed],
-                "lr": lr * multiplier,
+                "params": members[name, decayed, layer],
+                "lr": lr * multipliers[name] * layer_decay**layer,
                 "weight_decay": weight_decay if decayed else 0.0,
             }
-            for name, multiplier in multipliers.items()
-            for decayed in (True, False)
-            if (name, decayed) in members
+            for name, decayed, layer in order
         ]
 
     def resize_head(self, dim: int) -> None:

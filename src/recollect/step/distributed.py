@@ -2,13 +2,15 @@
 
 ``large_batch_step`` talks to other processes only through ``Processes``, four times per step, independent of the model and the
 number of chunks: a header of three numbers, embeddings with labels, the gradient of the embeddings with the loss, and the
-parameters' gradients in flat buffers of 64 MiB. Sums, not means: a batch has one loss, for any number of processes. ``start``
-and ``stop`` create and end the process group for ``torchrun``.
+parameters' gradients in flat buffers of 64 MiB. Sums, not means: a batch has one loss, for any number of processes. A model
+that ``shard`` has divided among them (FSDP2) is gathered once per step instead, and its gradients are summed in parts.
+``start`` and ``stop`` create and end the process group for ``torchrun``.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import threading
@@ -211,6 +213,79 @@ class Processes:
             dist.barrier(group=self.group)
 
 
+_meshes: list[Any] = []
+
+
+def shard(model: nn.Module, layers: Iterable[nn.Module], processes: Processes) -> None:
+    """Divide the parameters of ``model``, their gradients and the optimizer's state among processes (FSDP2).
+
+    A step holds the whole parameters and gradients (``unsharded``): what is saved is memory between steps, such as the
+    moments of Adam, and each process updates only its part.
+
+    Args:
+        model: the same on every process.
+        layers: parts of it that are gathered and summed at a time; the rest is one more.
+        processes: who shares it.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(next(model.parameters()).device.type, (processes.size,))
+    _meshes.append(mesh)
+    for part in (*layers, model):
+        fully_shard(part, mesh=mesh)
+
+
+def sharded_parts(model: nn.Module) -> list[Any]:
+    """The modules of ``model`` whose parameters are divided among processes; none for an ordinary model."""
+    return [module for module in model.modules() if hasattr(module, "set_requires_gradient_sync")]
+
+
+@contextmanager
+def unsharded(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Gather the parameters of a sharded model for the block, in which its passes then need no other process.
+
+    Yields:
+        A function to be called before the last backward pass of a step, on every process: this pass sums the gradients.
+    """
+    parts = sharded_parts(model)
+
+    def sum_gradients(wanted: bool = True) -> None:
+        for part in parts:
+            part.set_requires_gradient_sync(wanted, recurse=False)
+            part.set_reshard_after_backward(wanted, recurse=False)
+
+    for part in parts:
+        part.set_gradient_divide_factor(1.0)  # a sum, not a mean
+        part.set_force_sum_reduction_for_comms(True)  # Gloo has no other
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    sum_gradients(False)
+    try:
+        yield sum_gradients
+    finally:
+        for part in parts:
+            part.reshard()
+
+
+def whole(values: Any) -> Any:
+    """A state dict with whole tensors instead of shards, on the CPU. Called by every process."""
+    if isinstance(values, dict):
+        return {name: whole(value) for name, value in values.items()}
+    if isinstance(values, list):
+        return [whole(value) for value in values]
+    return values.full_tensor().cpu() if hasattr(values, "full_tensor") else values
+
+
+def part_of(value: Any, like: Any) -> Any:
+    """The shard of a whole tensor that corresponds to ``like``; the tensor itself if that is no shard."""
+    if not hasattr(like, "full_tensor"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
 @contextmanager
 def _repeated(call: Callable[[], object], seconds: float) -> Iterator[None]:
     """Call ``call`` from another thread, again and again while the block runs; its error is raised after the block."""
@@ -283,10 +358,11 @@ def start(device: str = "cpu") -> Processes:
                     "as there are GPUs (torchrun --nproc-per-node), or use --device cpu."
                 )
             torch.cuda.set_device(local)
-        # Its functions have the group of all processes as a default argument, taken when it is imported. If it is imported
-        # later, by another library, they keep the group, and its threads, until the interpreter ends; a thread that then
-        # still has a tensor to release ends the process with SIGABRT.
-        importlib.import_module("torch.distributed.nn.functional")
+        # Functions in them have the group of all processes as a default argument, taken when they are imported. If they are
+        # imported later, they keep the group, and its threads, until the interpreter ends; a thread that then still has a
+        # tensor to release ends the process with SIGABRT.
+        for module in ("torch.distributed.nn.functional", "torch.distributed.fsdp"):
+            importlib.import_module(module)
         backend = "nccl" if device.startswith("cuda") else "gloo"
         dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes()))
     return Processes.of()
@@ -296,6 +372,10 @@ def stop() -> None:
     """Leave the process group, if there is one, and end its threads."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+    for mesh in _meshes:  # torch's caches keep them, and they the group with its threads
+        getattr(mesh, "_pg_registry", {}).clear()
+    _meshes.clear()
+    gc.collect()  # a sharded model is part of cycles
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from recollect.common.errors import ConfigError, InputError
 from recollect.common.machine import forward_work, full_precision, threads_for
-from recollect.step.distributed import Processes
+from recollect.step.distributed import Processes, sharded_parts, unsharded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -141,7 +141,8 @@ def large_batch_step(
 
     shares = hasattr(loss, "share") and processes.size > 1
     own = list(loss.parameters()) if isinstance(loss, nn.Module) else []
-    with processes.summed_gradients(chain(model.parameters(), own)):
+    summed = own if sharded_parts(model) else chain(model.parameters(), own)
+    with processes.summed_gradients(summed), unsharded(model) as before_last_backward:
         embeddings, last, states = _embed(forward, chunks, model, device)
         value, gradient = _loss_and_gradient(loss, embeddings, labels.to(device), scaler, processes, device)
         if not shares and processes.rank > 0:
@@ -150,7 +151,7 @@ def large_batch_step(
             for parameter in own:
                 parameter.grad = None
         info.gradient_norms = gradient.norm(dim=1)
-        _backward(forward, chunks, last, gradient, states, skip_share, device, info)
+        _backward(forward, chunks, last, gradient, states, skip_share, device, info, before_last_backward)
     return value
 
 
@@ -219,11 +220,10 @@ def _backward(
     skip_share: float,
     device: torch.device,
     info: StepInfo,
+    before_last: Callable[[], None],
 ) -> None:
     """Back-propagate each row of ``gradient`` that matters, and leave the random state as it was."""
     present = random_state(device)  # not the first pass's last: the loss may have drawn since
-    if last.requires_grad:
-        last.backward(gradient[chunks[-1]])
     before = chunks[-1].start
     matters = _matters(info.gradient_norms, skip_share)[:before]
     random = not all(map(torch.equal, states[0], states[-1]))
@@ -235,7 +235,13 @@ def _backward(
         work = [(chunk, states[0]) for chunk in chunks[:-1]]
     else:
         work = [(rows, states[0]) for rows in matters.nonzero().flatten().split(info.chunk_size) if len(rows)]
-    for rows, state in work:
+    if not work:
+        before_last()
+    if last.requires_grad:
+        last.backward(gradient[chunks[-1]])
+    for number, (rows, state) in enumerate(work, 1):
+        if number == len(work):
+            before_last()
         if random:
             set_random_state(device, state)
         with torch.enable_grad():

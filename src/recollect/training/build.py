@@ -38,11 +38,12 @@ from recollect.inference.training_record import read_trained_on, refuse_foreign_
 from recollect.losses.matryoshka import Matryoshka, prefix_lengths
 from recollect.losses.registry import create, describe, try_copy, try_loss
 from recollect.models import Embedder
+from recollect.models.backbones import add_lora, backbone_layers, timm_network
 from recollect.models.pooling import STAGES
 from recollect.models.weight_files import obtain_weights
 from recollect.models.zoo import find
 from recollect.step import distributed
-from recollect.step.distributed import Processes
+from recollect.step.distributed import Processes, shard
 from recollect.step.large_batch import check_trainable_in_chunks, find_chunk, step_threads
 from recollect.training.batches import (
     BatchSource,
@@ -54,7 +55,7 @@ from recollect.training.batches import (
     number_of_steps,
 )
 from recollect.training.optimizer import find_optimizer, make_optimizer
-from recollect.training.run import RunFolder, Trained, refuse_other_weights, resumed_config
+from recollect.training.run import RunFolder, Trained, WeightAverage, refuse_other_weights, resumed_config
 
 
 @dataclass(frozen=True)
@@ -405,6 +406,13 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
     embedder.precision = config.run.precision
     if "model.stages" in undecided and hasattr(embedder.backbone, "forward_intermediates"):
         embedder.set_stages(STAGES)  # features of all that may be chosen, in one pass
+    if config.model.lora is not None:
+        torch.manual_seed(config.run.seed)
+        add_lora(embedder.backbone, config.model.lora)
+    if config.run.activation_checkpointing:
+        if not hasattr(network := timm_network(embedder.backbone), "set_grad_checkpointing"):
+            raise ConfigError(f"run.activation_checkpointing: {config.model.init} has no checkpoints; remove it.")
+        network.set_grad_checkpointing()
     frozen, network = divided(embedder, config)
     check_trainable_in_chunks(network)
     network.train()
@@ -418,6 +426,11 @@ def prepare(config: Config, device: torch.device, processes: Processes, passed: 
     if chunk == "auto":
         # One image repeated M times needs as much memory as M images at most, and needs no reading.
         chunk = find_chunk(network, example.expand(mine, *example.shape[1:]), dtype)
+    if config.run.shard and processes.size > 1:
+        if passed.model is not None:
+            raise ConfigError("run.shard is for models that recollect makes: give the model by name or reference.")
+        modules = dict(embedder.backbone.named_modules())
+        shard(embedder, [modules[name] for name in backbone_layers(embedder.backbone) if name in modules], processes)
     return Setup(
         config=config,
         auto_settings=auto_settings,
@@ -497,6 +510,7 @@ def make_trained(setup: Setup, loss: nn.Module | None = None) -> Trained:
         scaler=torch.amp.GradScaler(device.type, enabled=setup.dtype == torch.float16),
         device=device,
         processes=setup.processes,
+        average=WeightAverage(embedder, config.optimizer.ema) if config.optimizer.ema else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -71,6 +71,7 @@ def make_optimizer(config: OptimizerConfig, model: Embedder, loss: nn.Module) ->
         config.p_multiplier,
         config.decay_norm_and_bias,
         config.decay_p,
+        config.layer_decay,
     )
     own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     if own:
@@ -184,11 +185,27 @@ def take_step(
     scaler.unscale_(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     largest = float("inf") if config.optimizer.clip is None else config.optimizer.clip
-    loss, norm = float(value), float(nn.utils.clip_grad_norm_(parameters, largest))
+    loss, norm = float(value), clip_gradients(parameters, largest)
     check(loss, norm)
     scaler.step(optimizer)
     scaler.update()
+    if trained.average is not None:
+        trained.average.update()
     return loss, norm, factor
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> float:
+    """``clip_grad_norm_``, also where some gradients are divided among processes; returns the norm of all before it."""
+    gradients: list[Any] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    shards = [gradient for gradient in gradients if hasattr(gradient, "full_tensor")]
+    if not shards:
+        return float(nn.utils.clip_grad_norm_(parameters, largest))
+    others = [gradient for gradient in gradients if not hasattr(gradient, "full_tensor")]
+    norms: list[Any] = [nn.utils.get_total_norm(shards), nn.utils.get_total_norm(others)]
+    norm = math.hypot(float(norms[0].full_tensor()), float(norms[1]))
+    for gradient in (*(shard.to_local() for shard in shards), *others):
+        gradient.mul_(min(1.0, largest / (norm + 1e-6)))
+    return norm
 
 
 class StopRequest:

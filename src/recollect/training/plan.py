@@ -31,7 +31,7 @@ from recollect.evaluation.verdict import FEW_QUERIES
 from recollect.inference.evaluate import measure_labelled
 from recollect.inference.vectors import run_network, seconds_of_rows
 from recollect.losses.engine.simix import MAX_PAIRS
-from recollect.step.distributed import Processes
+from recollect.step.distributed import Processes, unsharded
 from recollect.step.large_batch import free_bytes, large_batch_step, random_state, set_random_state
 from recollect.training.batches import BatchSource, make_sampler, number_of_steps
 from recollect.training.build import Setup, make_trained, open_source
@@ -280,7 +280,8 @@ def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
     if trials := len(RATES) * trial_steps(setup):  # on half of the classes, by one process
         half, single = read(mine[: min(len(mine) // 2, LARGEST)]), replace(trained, processes=Processes())
         choosing = trials * min(step_on(half, single) for _ in range(2))
-    forward = machine.seconds_of(embed) / len(mine[: min(done, _EMBEDDED)])
+    with unsharded(setup.network):
+        forward = machine.seconds_of(embed) / len(mine[: min(done, _EMBEDDED)])
     watched = [each for each in (sets.validation, sets.test) if each is not None]
     ranking = sum(_ranking_seconds(setup, each) for each in watched if sets.benchmark is None or each is sets.test)
     evaluation = (forward * sum(map(len, watched)) + ranking) / processes.size

@@ -35,6 +35,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from torch import nn
@@ -72,7 +73,7 @@ from recollect.inference.models import (
     relative_roots,
 )
 from recollect.inference.training_record import TrainedOn
-from recollect.step.distributed import Processes
+from recollect.step.distributed import Processes, part_of, whole
 from recollect.step.large_batch import random_state, set_random_state
 
 logger = logging.getLogger(__name__)
@@ -324,62 +325,120 @@ class Trained:
     scaler: torch.amp.GradScaler
     device: torch.device
     processes: Processes
+    average: WeightAverage | None = None
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The network with the average of its weights, if there is one, inside the block."""
+        if self.average is None:
+            yield
+            return
+        self.average.swap()
+        try:
+            yield
+        finally:
+            self.average.swap()
+
+
+class WeightAverage:
+    """The exponential moving average of the trained weights.
+
+    Args:
+        model: the network. Those of its weights that are trained are averaged.
+        decay: weight of the former average at each step; less in the first steps, which would otherwise be those of the start.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay, self.updates = decay, 0
+        self._weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self.values = {name: weight.detach().clone() for name, weight in self._weights.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the present weights into the average."""
+        self.updates += 1
+        share = 1 - min(self.decay, (1 + self.updates) / (10 + self.updates))
+        for name, weight in self._weights.items():
+            self.values[name].lerp_(weight, share)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the weights of the network and the average."""
+        for name, weight in self._weights.items():
+            before = weight.detach().clone()
+            weight.copy_(self.values[name])
+            self.values[name] = before
 
 
 def save_checkpoint(path: Path, trained: Trained, progress: Progress, sampler: dict[str, Any], chunk: int) -> None:
     """Write a checkpoint. Every process calls it, one writes."""
-    states = trained.processes.all_gather(random_state(trained.device))
+    states, average = trained.processes.all_gather(random_state(trained.device)), trained.average
+    content = {
+        "format": CHECKPOINT_FORMAT,
+        "progress": vars(progress),
+        "sampler": sampler,
+        "chunk": chunk,
+        "model": whole(trained.model.state_dict()),
+        "loss": trained.loss.state_dict(),
+        "optimizer": whole(trained.optimizer.state_dict()),
+        "scaler": trained.scaler.state_dict(),
+        "random": states,
+    }
+    if average is not None:
+        content["average"] = {"updates": average.updates, "values": whole(average.values)}
     if trained.processes.rank == 0:
-        content = {
-            "format": CHECKPOINT_FORMAT,
-            "progress": vars(progress),
-            "sampler": sampler,
-            "chunk": chunk,
-            "model": trained.model.state_dict(),
-            "loss": trained.loss.state_dict(),
-            "optimizer": trained.optimizer.state_dict(),
-            "scaler": trained.scaler.state_dict(),
-            "random": states,
-        }
         with atomic_write(path) as file:
             torch.save(content, file)
     trained.processes.barrier()
 
 
-def load_checkpoint(path: Path, trained: Trained) -> tuple[Progress, dict[str, Any], int]:
-    """Restore everything; returns the progress, the sampler's state and the chunk size.
+def load_checkpoint(path: Path, trained: Trained, seed: int = 0) -> tuple[Progress, dict[str, Any], int, int]:
+    """Restore everything; returns the progress, the sampler's state, the chunk size and the former number of processes.
+
+    With another number of processes, each draws new random numbers, by ``seed``, step and rank. The file holds whole
+    tensors, also of a training that divides them among its processes.
 
     Raises:
-        DataError: the file is damaged, belongs to another training, or was written with another number of processes.
+        DataError: the file is damaged or belongs to another training.
     """
     content = read_checkpoint(path)
     try:
-        states = content["random"]
-        if len(states) != trained.processes.size:
-            raise DataError(
-                f"{path} was written by {len(states)} processes, but there are {trained.processes.size} now: resume with "
-                "the same number, so that the run continues exactly."
-            )
+        states, processes = content["random"], trained.processes
         progress = Progress(**content["progress"])
+        current, optimizer = trained.model.state_dict(), content["optimizer"]
+        content["model"] = {name: part_of(value, current.get(name, value)) for name, value in content["model"].items()}
+        parameters = [weight for group in trained.optimizer.param_groups for weight in group["params"]]
+        for number, values in optimizer["state"].items():
+            of_weight = {
+                name: value
+                for name, value in values.items()
+                if getattr(value, "shape", None) == parameters[number].shape
+            }
+            values |= {name: part_of(value, parameters[number]) for name, value in of_weight.items()}
         for name in ("model", "loss", "optimizer", "scaler"):
             getattr(trained, name).load_state_dict(content[name])
-        state = [state.cpu() for state in states[trained.processes.rank]]
-        # A run that began on a CPU has no state of a GPU's generator, which keeps its seed.
-        state += random_state(trained.device)[len(state) :]
-        set_random_state(trained.device, state)
-        return progress, content["sampler"], content["chunk"]
-    except DataError:
-        raise
+        if (average := trained.average) is not None:
+            average.updates = content["average"]["updates"]
+            for name, value in content["average"]["values"].items():
+                average.values[name].copy_(part_of(value, average.values[name]))
+        if len(states) == processes.size:
+            state = [state.cpu() for state in states[processes.rank]]
+            # A run that began on a CPU has no state of a GPU's generator, which keeps its seed.
+            state += random_state(trained.device)[len(state) :]
+            set_random_state(trained.device, state)
+        else:
+            torch.manual_seed(int(np.random.SeedSequence((seed, progress.step, processes.rank)).generate_state(1)[0]))
+        return progress, content["sampler"], content["chunk"], len(states)
     except Exception as error:
         raise DataError(
             f"{path}: not a checkpoint of this training ({type(error).__name__}: {in_one_line(error)}). {CHECKPOINT_REMEDY}"
         ) from error
 
 
-def save_best(path: Path, model: nn.Module, step: int, value: float) -> None:
-    """Write the best weights so far."""
+def save_best(path: Path, weights: Mapping[str, Any], step: int, value: float) -> None:
+    """Write the best weights so far, a state dict."""
     with atomic_write(path) as file:
-        torch.save({"format": CHECKPOINT_FORMAT, "step": step, "value": value, "model": model.state_dict()}, file)
+        torch.save({"format": CHECKPOINT_FORMAT, "step": step, "value": value, "model": weights}, file)
 
 
 # Resuming --------------------------------------------------------------------------------------------------------------

@@ -29,10 +29,12 @@ from recollect.data import ImageSet, shard
 from recollect.data.image_set import Indices
 from recollect.data.pipeline import Batch
 from recollect.data.sources.revisited import SFM_NAME
-from recollect.inference.models import absolute_roots, read_checkpoint, relative_roots
+from recollect.inference.models import absolute_roots, make_embedder, read_checkpoint, relative_roots
 from recollect.inference.training_record import carry_record, refuse_other_training_images, trained_on
 from recollect.inference.vectors import describe_unreadable
-from recollect.step.distributed import distributed_errors
+from recollect.models import Embedder
+from recollect.models.backbones import merge_lora
+from recollect.step.distributed import distributed_errors, sharded_parts, unsharded, whole
 from recollect.step.large_batch import StepInfo
 from recollect.training.build import (
     PassedObjects,
@@ -303,13 +305,16 @@ class Trainer:
     def _restore(self) -> None:
         resumed = self.folder.last.exists()
         if resumed:
-            self.progress, sampler, chunk = load_checkpoint(self.folder.last, self.training.trained)
+            trained, seed = self.training.trained, self.config.run.seed
+            self.progress, sampler, chunk, before = load_checkpoint(self.folder.last, trained, seed)
             if self.config.batch.chunk == "auto":  # the one measured at the start, not the one measured now
                 self.chunk = chunk
             self.training.sampler.load_state_dict(sampler)
             if self.progress.best:  # needed after the last step; better to fail now
                 read_checkpoint(self.folder.best(self.progress.best["step"]))
             self.remark(f"resumed    after step {self.progress.step:,}")
+            if before != (size := self.processes.size):
+                self.remark(f"processes  {size} instead of {before}: random numbers in the network (dropout) are new")
         elif (whitening_set := whitening_images(self.config, self.training.sets.train)) is not None:
             whiten_last_layer(self.training, whitening_set)
             whose = "training" if whitening_set.pairs is None else "SfM-120k"
@@ -410,22 +415,25 @@ class Trainer:
 
     def _evaluate(self) -> None:
         training, select = self.training, self.config.run.select
-        for watched in training.watched:
-            metrics = evaluate_watched(
-                training.network, watched, self.processes, training.device, training.dtype, select
-            )
-            self.log.evaluation(watched.name, self.progress.step, metrics)
-            if watched.name == "val":
-                self._keep_if_best(metrics)
-            self.observers.call("on_evaluation", watched.name, self.progress.step, dict(metrics))
+        with training.trained.averaged():
+            for watched in training.watched:
+                with unsharded(training.network):
+                    metrics = evaluate_watched(
+                        training.network, watched, self.processes, training.device, training.dtype, select
+                    )
+                self.log.evaluation(watched.name, self.progress.step, metrics)
+                if watched.name == "val":
+                    self._keep_if_best(metrics)
+                self.observers.call("on_evaluation", watched.name, self.progress.step, dict(metrics))
 
     def _keep_if_best(self, metrics: dict[str, float]) -> None:
         value, tie, step = merit(metrics, self.config.run.select, self.progress.step)
         best = self.progress.best
         if (value, tie, step) > (best.get("value", -math.inf), best.get("tie", 0.0), best.get("step", -1)):
             self.progress.best = {"step": step, "value": value, "tie": tie}
+            weights = whole(self.training.embedder.state_dict())
             if self.first:
-                save_best(self.folder.best(step), self.training.embedder, step, value)
+                save_best(self.folder.best(step), weights, step, value)
 
     def _save_if_due(self) -> None:
         every = self.config.run.checkpoint_steps
@@ -450,11 +458,27 @@ class Trainer:
 
     # After the last step ----------------------------------------------------------------------------------------------
 
+    def _whole_embedder(self) -> Embedder:
+        """The embedder with the last weights or their average, on each process."""
+        training = self.training
+        if training.trained.average is not None:
+            training.trained.average.swap()
+        if not sharded_parts(training.embedder):
+            return training.embedder
+        weights = whole(training.embedder.state_dict())
+        embedder = make_embedder(replace(self.config.model, weights="none"), self.config.run.seed).to(training.device)
+        embedder.load_state_dict(weights)
+        embedder.precision, embedder.config = training.embedder.precision, training.embedder.config
+        self.training = replace(training, embedder=embedder)
+        return embedder
+
     def _finish(self) -> Outcome:
-        embedder, best = self.training.embedder, self.progress.best
+        embedder, best, model = self._whole_embedder(), self.progress.best, self.config.model
         if best:
             self.processes.barrier()  # the file is written by the first process
             embedder.load_state_dict(read_checkpoint(self.folder.best(best["step"]))["model"])
+        if model.lora is not None:
+            merge_lora(embedder.backbone)
         if (used := describe_unreadable(self.training.sets.train, self._skipped())) is not None:
             self.remark(f"files      {used}", result=True)  # some that the plan counted could not be read
         started = time.monotonic()
