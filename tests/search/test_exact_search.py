@@ -50,7 +50,8 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (np.ones((1, 2)), np.ones((1, 3)), 1, "dimensions"),
         (np.ones((1, 2)), np.ones((0, 2)), 1, "at least one"),
-        (np.full((1, 2), np.nan), np.ones((1, 2)), 1, "not finite"),
+        (np.full((1, 2), np.nan), np.ones((1, 2)), 1, "queries: a value is not finite"),
+        (np.ones((1, 2)), np.full((1, 2), np.nan), 1, "finite values"),
         (np.ones((1, 2)), np.ones((1, 2)), 0, "at least 1"),
     ],
 )

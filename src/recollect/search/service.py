@@ -421,7 +421,7 @@ class _Service:
             check_ids([fields.id])
             metadata, present = clean_metadata(fields.metadata), partial(_present, request)
             async with self.decoder.decoded(image, present) as (content, pixels):
-                vector, fingerprint = await self.batcher.answer(Job(present, 0, Where(), image=pixels))
+                vector, fingerprint = await self.batcher.answer(Job(present, 0, {}, image=pixels))
         origin = {"pictures": [content], "fingerprint": fingerprint}
         await self._write(self.index.add_vectors, vector[None], [fields.id], [metadata], **origin)
         return _answer(Item(fields.id, metadata=metadata))

@@ -42,10 +42,8 @@ LONGEST_ID = 2048
 
 Vectors = NDArray[np.float32]
 """Vectors as rows."""
-
-
-class Where(dict[str, list[str]]):
-    """A filter as stores take it, see ``clean_where``: for every column, its alternatives. Columns are combined with *and*."""
+Where = dict[str, list[str]]
+"""A filter as stores take it, see ``clean_where``: for every column, its alternatives. Columns are combined with *and*."""
 
 
 class StoreError(DataError):
@@ -270,13 +268,8 @@ class Settings:
 def check_text(text: str, what: str) -> str:
     """``text``, if stores can keep it: without zero characters and unpaired surrogates (from file names)."""
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError(f"{what} cannot be stored: {abbreviate(text)!r}. Rename the file or column.")
+        raise InputError(f"{what} cannot be stored: {text[:80]!r}. Rename the file or column.")
     return text
-
-
-def abbreviate(text: str) -> str:
-    """A text for a message, which may come from a stranger."""
-    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def check_ids(names: Sequence[str]) -> None:
@@ -287,21 +280,19 @@ def check_ids(names: Sequence[str]) -> None:
     """
     for name in names:
         if not name or len(name.encode("utf-8", "replace")) > LONGEST_ID:
-            raise InputError(f"an id must have 1 to {LONGEST_ID:,} bytes in UTF-8: {abbreviate(name)!r}.")
+            raise InputError(f"an id must have 1 to {LONGEST_ID:,} bytes in UTF-8: {name[:80]!r}.")
         check_text(name, "an id")
     if len(set(names)) < len(names):
         (name, _), *_ = Counter(names).most_common(1)
-        raise InputError(f"the id {abbreviate(name)!r} occurs twice: give one id per image, each different.")
+        raise InputError(f"the id {name[:80]!r} occurs twice: give one id per image, each different.")
 
 
 def as_text(value: object) -> str:
     """A metadata value as it is stored: text. True is ``"true"``, 3 is ``"3"``, 0.5 is ``"0.5"``."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, str):
         return check_text(value, "a metadata value")
     if isinstance(value, int | float | np.integer | np.floating):
-        return str(value)
+        return str(value).lower()  # True
     raise InputError(f"metadata values must be text, numbers, True or False, not {type(value).__name__}: {value!r}.")
 
 
@@ -327,13 +318,12 @@ def clean_where(where: Mapping[str, object] | None) -> Where:
         >>> clean_where({"label": "cat", "year": [2019, 2020]})
         {'label': ['cat'], 'year': ['2019', '2020']}
     """
-    if isinstance(where, Where):
-        return where
-    conditions = Where()
-    for name, value in (where or {}).items():
-        values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        conditions[_column(name)] = list(map(as_text, values))
-    return conditions
+    return {
+        _column(name): list(
+            map(as_text, value if isinstance(value, Sequence) and not isinstance(value, str) else [value])
+        )
+        for name, value in (where or {}).items()
+    }
 
 
 def check_vectors(items: Sequence[Item], dim: int) -> Vectors:
@@ -352,22 +342,6 @@ def check_vectors(items: Sequence[Item], dim: int) -> Vectors:
         if not np.isfinite(vectors[row]).all():
             raise InputError(f"{item.id}: a value of its vector is not finite (NaN or infinity).")
     return vectors
-
-
-def check_queries(queries: Vectors, dim: int, k: int) -> Vectors:
-    """Queries as Q × dim float32.
-
-    Raises:
-        InputError: a wrong shape, values that are not finite, or a ``k`` below 1.
-    """
-    if k < 1:
-        raise InputError(f"k is {k}: it must be at least 1.")
-    rows = np.ascontiguousarray(queries, np.float32)
-    if rows.ndim != 2 or rows.shape[1] != dim:
-        raise InputError(f"queries must have {dim} dimensions, but the shape is {rows.shape}.")
-    if not np.isfinite(rows).all():
-        raise InputError("queries: a value is not finite (NaN or infinity).")
-    return rows
 
 
 def in_order(matches: Iterable[Match]) -> list[Match]:

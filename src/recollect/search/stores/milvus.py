@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, unquote
 import numpy as np
 
 from recollect.common.errors import ConfigError, InputError, require
-from recollect.search.exact import nearest_unchecked
+from recollect.search.exact import check_queries, nearest_unchecked
 from recollect.search.stores.base import (
     IndexBusyError,
     Item,
@@ -34,7 +34,6 @@ from recollect.search.stores.base import (
     StoreError,
     Vectors,
     Where,
-    check_queries,
     check_vectors,
     in_order,
     matches_of,

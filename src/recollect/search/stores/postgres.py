@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from recollect.common.errors import ConfigError, InputError, require
+from recollect.search.exact import check_queries
 from recollect.search.stores.base import (
     IndexBusyError,
     Item,
@@ -27,7 +28,6 @@ from recollect.search.stores.base import (
     StoreError,
     Vectors,
     Where,
-    check_queries,
     check_vectors,
     in_order,
 )

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import InputError, MissingExtraError, require
 from recollect.common.files import make_folder_for
-from recollect.search.exact import Neighbours, nearest_unchecked
+from recollect.search.exact import Neighbours, check_queries, nearest_unchecked
 from recollect.search.stores.base import (
     IndexBusyError,
     Item,
@@ -38,7 +38,6 @@ from recollect.search.stores.base import (
     StoreError,
     Vectors,
     Where,
-    check_queries,
     check_vectors,
     matches_of,
 )
@@ -558,7 +557,7 @@ def _field(column: str) -> str:
 
 def _filtered(generation: int, where: Where | None) -> tuple[str, list[object]]:
     """The items that pass a filter, as table and condition, with the values of its parameters."""
-    conditions = where or Where()
+    conditions = where or {}
     sql = "".join(f" AND {_field(column)} IN {_LISTED}" for column in conditions)
     values = [generation, *(json.dumps(alternatives) for alternatives in conditions.values())]
     return f"{_table(conditions)} WHERE generation = ?{sql}", values

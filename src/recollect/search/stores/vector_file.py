@@ -24,7 +24,7 @@ from recollect.common.text import number_of
 from recollect.data import list_images
 from recollect.data.folders import TO_READ_HEIC
 from recollect.search.encoder import open_encoder, shorten, vector_length
-from recollect.search.exact import nearest_unchecked
+from recollect.search.exact import check_queries, nearest_unchecked
 from recollect.search.stores.base import (
     Generation,
     Item,
@@ -34,7 +34,6 @@ from recollect.search.stores.base import (
     StoreError,
     Vectors,
     Where,
-    check_queries,
     matches_of,
 )
 
@@ -86,15 +85,11 @@ class VectorFile(Store):
             raise DataError(
                 f"{address}: has no array 'embeddings' of N × d vectors; its arrays are {', '.join(arrays) or 'none'}."
             )
-        if any(arrays[name].ndim != 1 for name in ("names", "labels") if name in arrays):
-            raise DataError(f"{address}: 'names' and 'labels' must be lists, with one value per vector.")
         embeddings = arrays["embeddings"].astype(np.float32)
+        if any(arrays[name].shape != embeddings.shape[:1] for name in ("names", "labels") if name in arrays):
+            raise DataError(f"{address}: 'names' and 'labels' must be lists with one value per vector.")
         names = [str(name) for name in arrays.get("names", np.arange(len(embeddings)))]
         labels = [str(label) for label in arrays["labels"]] if "labels" in arrays else None
-        if len(names) != len(embeddings) or (labels is not None and len(labels) != len(embeddings)):
-            raise DataError(
-                f"{address}: {len(embeddings)} vectors, {len(names)} names; give one name, and one label if any, per vector."
-            )
         if not np.isfinite(embeddings).all():
             raise DataError(f"{address}: a value is not finite (NaN or infinity); embed the images again.")
         note = f"{address}: its note about the model"
