@@ -218,8 +218,7 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
         redoc_url=None,
         redirect_slashes=False,
     )
-    for path, endpoint, options in _routes(service):
-        app.add_api_route(path, endpoint, **options)
+    _add_routes(app, service)
     for kind in (RecollectError, ValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _problem)
     if limits.hosts is not None:
@@ -228,42 +227,29 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
     return Guard(app, metrics, limits.max_bytes)
 
 
-def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
-    """Path, endpoint and description of everything that is served."""
+def _add_routes(app: FastAPI, service: _Service) -> None:
+    """Everything that is served, with its description."""
 
-    def described(method: str, *refusals: int, **options: Any) -> dict[str, Any]:
-        codes = {code: {"model": Problem} for code in (400, *refusals, 503)}
-        return {
-            "methods": [method],
-            "response_model": None,
-            **options,
-            "responses": options.get("responses", {}) | codes,
-        }
+    def add(method: str, path: str, endpoint: Any, *refusals: int, **options: Any) -> None:
+        described = options.pop("responses", {}) | {code: {"model": Problem} for code in (400, *refusals, 503)}
+        app.add_api_route(path, endpoint, methods=[method], responses=described, **options)
 
-    hidden = {"methods": ["GET"], "include_in_schema": False, "response_model": None}
-    picture = {200: {"content": {"image/jpeg": {}}}, 304: {"description": "Not modified"}}
     item, body = "/items/{item_id:any_text}", (401, 403, 404, 413, 415, 422)
+    picture = {200: {"content": {"image/jpeg": {}}}, 304: {"description": "Not modified"}}
     # Only described here; ``_check_writer`` checks it.
     token = HTTPBearer(scheme_name="token", description="The token of recollect serve --write.", auto_error=False)
-    write, raw = {"dependencies": [Depends(token)]}, {"response_class": Response}
-    added = {**write, "status_code": 201, "response_model": ItemAnswer, "openapi_extra": _body(AddRequest, _FORM)}
-    return [
-        ("/", service.page, hidden),
-        ("/page.{kind}", service.page, hidden),
-        (
-            "/search",
-            service.search,
-            described("POST", *body, response_model=FoundItems, openapi_extra=_body(SearchRequest, _JSON, _FORM)),
-        ),
-        ("/items", service.add, described("POST", *body, **added)),
-        (item, service.item, described("GET", 404, response_model=ItemAnswer)),
-        (item, service.remove, described("DELETE", 401, 403, 404, **write, **raw, status_code=204)),
-        ("/thumbnails/{item_id:any_text}", service.thumbnail, described("GET", 404, **raw, responses=picture)),
-        ("/examples", service.examples, described("GET", response_model=list[ItemAnswer])),
-        ("/labels", service.labels, described("GET", response_model=dict[str, int])),
-        ("/health", service.health, described("GET", response_model=Health)),
-        ("/metrics", service.metrics_text, described("GET", response_class=PlainTextResponse)),
-    ]
+    write: dict[str, Any] = {"dependencies": [Depends(token)]}
+    add("GET", "/", service.page, include_in_schema=False)
+    add("GET", "/page.{kind}", service.page, include_in_schema=False)
+    add("POST", "/search", service.search, *body, openapi_extra=_body(SearchRequest, _JSON, _FORM))
+    add("POST", "/items", service.add, *body, status_code=201, openapi_extra=_body(AddRequest, _FORM), **write)
+    add("GET", item, service.item, 404)
+    add("DELETE", item, service.remove, 401, 403, 404, status_code=204, response_class=Response, **write)
+    add("GET", "/thumbnails/{item_id:any_text}", service.thumbnail, 404, response_class=Response, responses=picture)
+    add("GET", "/examples", service.examples)
+    add("GET", "/labels", service.labels)
+    add("GET", "/health", service.health)
+    add("GET", "/metrics", service.metrics_text, response_class=PlainTextResponse)
 
 
 class Metrics:
@@ -388,14 +374,14 @@ class _Service:
         metrics.gauge("recollect_generation", "Generation of the index that answers.", lambda: index.generation.number)
         metrics.gauge("recollect_waiting_queries", "Queries that wait to be embedded.", self.batcher.queue.qsize)
 
-    async def page(self, kind: str = "html") -> Any:
+    async def page(self, kind: str = "html") -> Response:
         """The web page, its script, style and icon."""
         types = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
         if kind not in types:
             raise HTTPException(404, "there is no such page.")
         return FileResponse(PAGE / f"page.{kind}", media_type=types[kind])
 
-    async def search(self, request: Request) -> Any:
+    async def search(self, request: Request) -> FoundItems:
         """Find the images most similar to an uploaded one, or to one of the index."""
         present = partial(_present, request)
         async with self._fields(request, SearchRequest) as (image, fields):
@@ -408,11 +394,10 @@ class _Service:
                 matches = await self.batcher.answer(Job(**options, name=fields.id))
             else:
                 raise HTTPException(422, "send an image, or the id of one in the index.")
-        return {
-            "results": [{**_answer(match), "similarity": match.similarity, "verdict": match.level} for match in matches]
-        }
+        rows = [SearchResult(**_answer(m), similarity=m.similarity, verdict=m.level) for m in matches]
+        return FoundItems(results=rows)
 
-    async def add(self, request: Request) -> Any:
+    async def add(self, request: Request) -> ItemAnswer:
         """Add an image, or replace the one with the same id."""
         self._check_writer(request)
         async with self._fields(request, AddRequest) as (image, fields):
@@ -424,11 +409,11 @@ class _Service:
                 vector, fingerprint = await self.batcher.answer(Job(present, 0, {}, image=pixels))
         origin = {"pictures": [content], "fingerprint": fingerprint}
         await self._write(self.index.add_vectors, vector[None], [fields.id], [metadata], **origin)
-        return _answer(Item(fields.id, metadata=metadata))
+        return ItemAnswer(**_answer(Item(fields.id, metadata=metadata)))
 
-    def item(self, item_id: str) -> Any:
+    def item(self, item_id: str) -> ItemAnswer:
         """One image of the index."""
-        return _answer(self._get_item(item_id))
+        return ItemAnswer(**_answer(self._get_item(item_id)))
 
     def _get_item(self, name: str) -> Item:
         item = self.index.get([name]).get(name)
@@ -436,14 +421,14 @@ class _Service:
             raise HTTPException(404, "there is no image with this id.")
         return item
 
-    async def remove(self, item_id: str, request: Request) -> Any:
+    async def remove(self, item_id: str, request: Request) -> Response:
         """Remove an image from the index."""
         self._check_writer(request)
         if not await self._write(self.index.remove, [item_id]):
             raise HTTPException(404, "there is no image with this id.")
         return Response(status_code=204)
 
-    def thumbnail(self, item_id: str, request: Request) -> Any:
+    def thumbnail(self, item_id: str, request: Request) -> Response:
         """A small copy of an image of the index."""
         item = self._get_item(item_id)
         try:
@@ -467,9 +452,9 @@ class _Service:
         image.save(buffer, "JPEG", quality=85)
         return buffer.getvalue()
 
-    def examples(self) -> Any:
+    def examples(self) -> list[ItemAnswer]:
         """Some images of the index, of different labels, to begin a search with."""
-        return [_answer(item) for item in self.index.examples(_EXAMPLES)]
+        return [ItemAnswer(**_answer(item)) for item in self.index.examples(_EXAMPLES)]
 
     def labels(self) -> dict[str, int]:
         """The existing labels, with their numbers of images."""
@@ -492,7 +477,7 @@ class _Service:
             version=__version__,
         )
 
-    def metrics_text(self) -> Any:
+    def metrics_text(self) -> Response:
         """Counters for Prometheus."""
         text = prometheus_client.generate_latest(self.metrics.registry)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
