@@ -184,7 +184,8 @@ class Index:
                 raise NoIndexError(store.address)
             index = cls(store, settings, **opening)
             if model is not None:
-                index._use(open_encoder(model, **{"precision": settings.current.model.get("precision"), **opening}))
+                opening["precision"] = opening.get("precision") or settings.current.model.get("precision")
+                index._use(open_encoder(model, **opening))
         except BaseException:
             store.close()
             raise

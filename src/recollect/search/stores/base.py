@@ -359,12 +359,7 @@ def matches_of(neighbours: Neighbours, describe: Callable[[int], tuple[str, Mapp
     ]
 
 
-_STORES = {
-    "": ("sqlite", "SQLiteStore"),
-    "postgresql": ("postgres", "PostgresStore"),
-    "postgres": ("postgres", "PostgresStore"),
-    "milvus": ("milvus", "MilvusStore"),
-}
+_STORES = {"postgresql": "postgres.PostgresStore", "postgres": "postgres.PostgresStore", "milvus": "milvus.MilvusStore"}
 
 
 def open_store(address: str | Path, *, create: bool = False) -> Store:
@@ -379,18 +374,15 @@ def open_store(address: str | Path, *, create: bool = False) -> Store:
     """
     text = str(address)
     kind, sign, rest = text.partition("://")
-    if not Path(text).exists() and plugins.is_reference(kind):
-        plugin: plugins.Loaded | None = plugins.load_reference(kind, "store")
-    elif not sign or kind in _STORES:
-        module, name = (
-            ("vector_file", "VectorFile") if not sign and text.endswith(".npz") else _STORES[kind if sign else ""]
-        )
+    is_path = Path(text).exists() or not (sign or plugins.is_reference(kind))
+    if is_path or kind in _STORES:
+        file = "vector_file.VectorFile" if text.endswith(".npz") else "sqlite.SQLiteStore"
+        module, name = (file if is_path else _STORES[kind]).split(".")
         store: type[Store] = getattr(importlib.import_module(f"recollect.search.stores.{module}"), name)
         return store.open(text, create=create)
-    else:
-        plugin = plugins.load("store", kind)
+    plugin = plugins.load("store", kind)
     if plugin is None:  # without the rest, which may contain a password
-        kinds = [*filter(None, _STORES), *plugins.installed("store")]
+        kinds = [*_STORES, *plugins.installed("store")]
         raise ConfigError(
             f"there is no store {kind!r}.{did_you_mean(kind, kinds)} Addresses begin with "
             f"{', '.join(f'{name}://' for name in kinds)}, or are paths of files, or name your own store as "
