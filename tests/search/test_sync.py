@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.models import Embedder
 from recollect.search.commands import update_index
-from search.toy_model import make_photos
+from search.toy_model import make_photos, save_model
 
 
 @pytest.fixture
@@ -20,9 +18,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    Embedder.create("tiny", size=16, dim=8).save(tmp_path / "model")
-    return tmp_path / "model"
+    return save_model(tmp_path / "model")
 
 
 def test_an_index_is_made_and_brought_up_to_date(tmp_path: Path, photos: Path, model: Path) -> None:

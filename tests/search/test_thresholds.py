@@ -5,19 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, strategies as st
 
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.text import Remark
 from recollect.data import load
 from recollect.inference.training_record import trained_on
-from recollect.models import Embedder
 from recollect.search import Index, OtherModelError, thresholds
 from recollect.search.encoder import open_encoder, read_calibration
 from recollect.search.thresholds import BINS, calibrate, calibrate_target
 from search.stores import vectors
-from search.toy_model import ToyEncoder, make_photos
+from search.toy_model import ToyEncoder, make_photos, save_model
 
 
 @given(st.integers(12, 40), st.integers(0, 100), st.sampled_from([0.05, 0.2, 0.5]), st.sampled_from([3, 1024]))
@@ -85,9 +83,7 @@ def test_an_index_says_same_similar_unknown(tmp_path: Path) -> None:
 
 def test_a_model_keeps_it_for_its_indexes(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", classes=6, each=6, size=16)
-    torch.manual_seed(0)
-    model = tmp_path / "model"
-    Embedder.create("tiny", size=16, dim=8).save(model)
+    model = save_model(tmp_path / "model")
     with pytest.raises(InputError, match="--data"):
         calibrate_target(model)
     found, _ = calibrate_target(model, str(photos), same_rate=0.01)
@@ -103,17 +99,14 @@ def test_a_model_keeps_it_for_its_indexes(tmp_path: Path) -> None:
     assert calibrate_target(model, str(tmp_path / "parts"), same_rate=0.01)[0].classes == 4, (
         "val, where there is no test part"
     )
-    torch.manual_seed(1)
-    Embedder.create("tiny", size=16, dim=8).save(model, overwrite=True)
+    save_model(model, 1)
     assert read_calibration(open_encoder(str(model))) is None
 
 
 def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
     """By name and by content: in the folder that was trained on, in a copy with other names, and in an index."""
     photos = make_photos(tmp_path / "photos", classes=8, each=5, size=16)
-    run = tmp_path / "run"
-    torch.manual_seed(0)
-    Embedder.create("tiny", size=16, dim=8).save(run)
+    run = save_model(tmp_path / "run")
     trained = load("folder", photos, "train", class_split="alphabet")
     trained_on(trained).write(run)
     for copy in ("copy", "renamed"):
@@ -141,8 +134,7 @@ def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
 def test_an_index_whose_model_moved_is_calibrated_only_with_its_record(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", classes=8, each=5, size=16)
     for seed, name in enumerate(("run", "other")):
-        torch.manual_seed(seed)
-        Embedder.create("tiny", size=16, dim=8).save(tmp_path / name)
+        save_model(tmp_path / name, seed)
     trained_on(load("folder", photos, "train", class_split="alphabet")).write(tmp_path / "run")
     index, moved = tmp_path / "x.index", tmp_path / "moved"
     with Index.create(index, str(tmp_path / "run")) as made:

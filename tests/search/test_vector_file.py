@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from recollect import embed_catalogue, search_images, update_index
@@ -18,7 +17,7 @@ from recollect.common.errors import ConfigError, DataError, DataWarning, ImageEr
 from recollect.models import Embedder
 from recollect.search import Index, OtherModelError, StoreError
 from recollect.search.stores.vector_file import VectorFile
-from search.toy_model import make_photos
+from search.toy_model import make_photos, save_model
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +26,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_photos(Path("photos"))
     for seed, name in enumerate(("model", "other")):
-        torch.manual_seed(seed)
-        Embedder.create("tiny", size=16, dim=8).save(name)
+        save_model(name, seed)
 
 
 def _ids(index: Index | str, query: str | Path, k: int = 3, **options: Any) -> list[str]:
