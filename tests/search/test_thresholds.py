@@ -25,11 +25,9 @@ def test_rates_are_those_of_counting_all_pairs(count: int, seed: int, rate: floa
     labels[:8] = [0, 0, 0, 0, 1, 1, 1, 1]  # enough pairs of two classes for the smallest rate
     labels[8:10] = [2, 2]
     points = vectors(count, 5, seed)
-    before, thresholds._ROWS = thresholds._ROWS, rows
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thresholds, "_ROWS", rows)
         found = calibrate(points, labels, same_rate=rate, similar_rate=0.6, fingerprint="f")
-    finally:
-        thresholds._ROWS = before
     similarities = points.astype(np.float64) @ points.T.astype(np.float64)
     pairs = np.triu(np.ones((count, count), bool), 1)
     equal = labels[:, None] == labels[None]

@@ -150,12 +150,11 @@ class SQLiteStore(Store):
         """
         with self._transaction() as db:
             (report,) = db.execute("PRAGMA integrity_check(1)").fetchone()
-        damage = None if report == "ok" else " ".join(str(report).split())
+        if report != "ok":
+            raise StoreError(f"{self._path}: {_damaged(' '.join(str(report).split()))}")
         for item in (item for number in self.generations() for item in self.iterate(number, vectors=True)):
             if item.vector is None or not np.isfinite(item.vector).all():
-                damage = damage or f"the vector of {item.id} is not finite"
-        if damage is not None:
-            raise StoreError(f"{self._path}: {_damaged(damage)}")
+                raise StoreError(f"{self._path}: {_damaged(f'the vector of {item.id} is not finite')}")
 
     def read_document(self, key: str) -> dict[str, Any] | None:
         """A document."""
@@ -352,11 +351,8 @@ class _Matrix:
         self.dim = dim
         self.change = self.last = self._size = self._removed = self._queries = 0
         room = count + count // 4 + 1024  # so that a growing index is rarely copied; unused room costs nothing
-        self._vectors, self.numbers, self._live = (
-            np.empty((room, dim), dtype),
-            np.empty(room, np.int64),
-            np.empty(room, bool),
-        )
+        self._vectors, self.numbers = np.empty((room, dim), dtype), np.empty(room, np.int64)
+        self._live = np.empty(room, bool)
         self._codes: Any = None
         self._training_size = 0  # rows when the codes were trained
 

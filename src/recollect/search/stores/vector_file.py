@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import DataError, DataWarning, ImageError, InputError
 from recollect.common.files import atomic_write, make_folder_for
+from recollect.common.images import BadImage, bad_image_summary
 from recollect.common.reading import parse_json, read_npz
-from recollect.common.text import number_of
 from recollect.data import list_images
 from recollect.data.folders import TO_READ_HEIC
 from recollect.search.encoder import open_encoder, shorten, vector_length
@@ -231,7 +231,11 @@ def embed_catalogue(
     rows = [row for row in range(len(vectors)) if row not in errors]
     if not rows:
         raise DataError("none of the images could be read.")
-    source = {**encoder.provenance, "fingerprint": encoder.fingerprint, **({} if dim is None else {"dim": dim})}
+    source: dict[str, Any] = {
+        **encoder.provenance,
+        "fingerprint": encoder.fingerprint,
+        **({} if dim is None else {"dim": dim}),
+    }
     if left_out := dict(Counter(listing.skipped) + Counter(error.kind for error in errors.values())):
         source["left_out"] = left_out
     if "HEIC" in listing.skipped:
@@ -240,10 +244,8 @@ def embed_catalogue(
         source["skipped"] = [
             {"name": str(listing.paths[row].absolute()), "reason": str(error)} for row, error in errors.items()
         ]
-        reasons = "; ".join(str(error).rstrip(".") for error in list(errors.values())[:5])
-        more = "; …" if len(errors) > 5 else ""
-        count = number_of(len(errors), "image")
-        warnings.warn(f"{count} could not be read, and left out: {reasons}{more}", DataWarning, stacklevel=2)
+        bad = [BadImage(row, str(listing.paths[row]), error.reason, error.kind) for row, error in errors.items()]
+        warnings.warn(bad_image_summary(bad, "left out"), DataWarning, stacklevel=2)
     # An image next to the class folders has the label "", which is not a class.
     labels = None if listing.labels is None else [listing.labels[row] for row in rows]
     if listing.root is not None:
