@@ -35,19 +35,15 @@ def _ids(index: Index | str, query: str | Path, k: int = 3, **options: Any) -> l
 
 
 def test_vectors_are_the_embedders(tmp_path: Path) -> None:
-    written = embed_catalogue("model", ["photos"], "v.npz")
-    read = VectorFile.open("v.npz")
-    assert (read.names, read.labels) == (written.names, written.labels)
-    paths = [tmp_path / "photos" / name for name in read.names]
+    embed_catalogue("model", ["photos"], "v.npz")
+    embed_catalogue("model", ["photos"], "short.npz", dim=4)
+    paths = [tmp_path / "photos" / name for name in VectorFile.open("v.npz").names]
     expected = Embedder.load("model").embed(paths, progress=False).numpy()
-    np.testing.assert_allclose(read.embeddings, expected, atol=1e-6)
-    short = embed_catalogue("model", ["photos"], "short.npz", dim=4)
-    lengths = np.linalg.norm(expected[:, :4], axis=1, keepdims=True)
-    np.testing.assert_allclose(short.embeddings, expected[:, :4] / lengths, atol=1e-6)
+    for file, rows in (("v.npz", expected), ("short.npz", expected[:, :4])):
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        np.testing.assert_allclose(VectorFile.open(file).embeddings, rows / lengths, atol=1e-6)
     query = "photos/class1/2.png"
     assert _ids("short.npz", query) == _ids("v.npz", query, dim=4), "queries are shortened, too"
-    with pytest.raises(InputError, match="from 1 to 8"):
-        embed_catalogue("model", ["photos"], "w.npz", dim=9)
     with pytest.raises(InputError, match="from 1 to 8"):
         search_images("v.npz", [query], dim=9)
 
@@ -57,15 +53,11 @@ def test_queries_and_answers_are_those_of_an_index() -> None:
     embed_catalogue("model", ["photos"], "shop.npz")
     queries = ["class2/1.png", "photos/class1", "photos/class0/3.png"]
     for where in (None, {"label": ["class0", "class2"]}):
-        for one, other in zip(
-            *(search_images(name, queries, 3, where=where) for name in ("shop.index", "shop.npz")), strict=True
-        ):
-            assert (one.query, [match.id for match in one.matches]) == (
-                other.query,
-                [match.id for match in other.matches],
-            )
-            similarities = [[match.similarity for match in result.matches] for result in (one, other)]
-            assert similarities[0] == pytest.approx(similarities[1], abs=1e-5)
+        one, other = (search_images(name, queries, 3, where=where) for name in ("shop.index", "shop.npz"))
+        assert [result.query for result in one] == [result.query for result in other]
+        one, other = ([match for result in results for match in result.matches] for results in (one, other))
+        assert [match.id for match in one] == [match.id for match in other]
+        assert [m.similarity for m in one] == pytest.approx([m.similarity for m in other], abs=1e-5)
     with Index.open("shop.npz") as index:
         assert (len(index), index.count({"label": "class1"}), index.values("label")["class0"]) == (20, 5, 5)
         with pytest.raises(StoreError, match="does not change"):

@@ -5,6 +5,7 @@ Reports, ``recollect search`` and the index in a file use it. Metrics do not: th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +125,25 @@ def nearest_unchecked(
         values, order = values[:, :k].gather(1, order).sort(dim=1, descending=True, stable=True)
         indices[part], similarities[part] = places.gather(1, order).numpy(), values.numpy()
     return Neighbours(indices, similarities)
+
+
+def pair_tiles(vectors: NDArray[np.float32], size: int) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """Dot products of all pairs, ``size`` × ``size`` at a time.
+
+    Yields:
+        The rows of a tile, its columns, the products, and which of them belong to pairs: each pair once.
+
+    Raises:
+        InputError: not N × d finite values.
+    """
+    if vectors.ndim != 2 or not np.isfinite(vectors).all():
+        raise InputError(f"vectors must be N × d finite values; their shape is {vectors.shape}.")
+    rows = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
+    for start in range(0, len(rows), size):
+        for first in range(start, len(rows), size):
+            left, right = slice(start, start + size), slice(first, first + size)
+            tile = rows[left] @ rows[right].T
+            yield left, right, tile, torch.ones_like(tile, dtype=torch.bool).triu_(start - first + 1)
 
 
 def _products(queries: Tensor, gallery: Tensor) -> Tensor:

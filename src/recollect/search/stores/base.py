@@ -145,7 +145,7 @@ class Store(Protocol):
         """Numbers of the existing generations, in order."""
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
-        """Create an empty generation for vectors of ``dim`` values, stored in half precision if ``half``."""
+        """Create a generation, which must not exist yet, for vectors of ``dim`` values, in half precision if ``half``."""
 
     def drop_generation(self, generation: int) -> None:
         """Remove a generation and its content, if it exists."""

@@ -114,8 +114,6 @@ class MilvusStore(Store):
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
         """Create the collection of a generation."""
-        if generation in self.generations():
-            raise InputError(f"{self.address}: generation {generation} already exists.")
         # Milvus 2.3 takes such vectors, and gives wrong similarities.
         if half and re.match(r"milvus_lite|v?2\.3", version := self._call(self._client.get_server_version)):
             raise InputError(f"{self.address}: half precision needs Milvus 2.4, but this is {version}: remove --half.")

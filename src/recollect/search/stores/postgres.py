@@ -129,8 +129,6 @@ class PostgresStore(Store):
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
         """Create the table of a generation."""
-        if generation in self.generations():
-            raise InputError(f"{self.address}: generation {generation} already exists.")
         table, kind = self._table(generation), "halfvec" if half else "vector"
         # By default vectors of usual lengths are moved out of the table, and exact search fetches each one separately.
         storage = "PLAIN" if dim * (2 if half else 4) < 7900 else "EXTERNAL"

@@ -26,7 +26,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from recollect.common.errors import InputError, MissingExtraError, require
+from recollect.common.errors import MissingExtraError, require
 from recollect.common.files import make_folder_for
 from recollect.search.exact import Neighbours, check_queries, nearest_unchecked
 from recollect.search.stores.base import (
@@ -177,8 +177,6 @@ class SQLiteStore(Store):
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
         """Create an empty generation."""
         with self._transaction(write=True) as db:
-            if db.execute("SELECT 1 FROM generations WHERE generation = ?", (generation,)).fetchone():
-                raise InputError(f"{self._path}: generation {generation} already exists.")
             # Changes are counted from a time, so that nobody takes it for an earlier generation of that number.
             db.execute("INSERT INTO generations VALUES (?, ?, ?, ?)", (generation, dim, half, time.time_ns()))
 
