@@ -99,7 +99,7 @@ def test_a_field_that_would_be_ignored_is_refused(client: Client) -> None:
         client.post("/search", {"id": "class1/2.png", "wher": {"label": "class1"}}),
     ):
         assert answer.status == 422
-        assert answer.json()["detail"] == "wher: Extra inputs are not permitted."
+        assert answer.json()["detail"] == "wher: Extra inputs are not permitted"
     assert client.post("/search", {"image": "aGk=", "id": "class1/2.png"}).json()["detail"].startswith("image: Extra")
     for answer in (client.upload("/search?k=2", _png()), client.post("/search?top=2", {"id": "class1/2.png"})):
         assert answer.status == 422
@@ -184,7 +184,7 @@ def test_hostile_uploads_are_refused(client: Client) -> None:
     for body in ({}, {"id": ""}, {"id": "class0/0.png", "k": 1.5}, {"id": ["x"]}, [1], None):
         assert client.post("/search", body).status == 422
     wide = client.upload("/search", _png(), where=json.dumps({f"column {number}": "x" for number in range(17)}))
-    assert wide.json()["detail"] == "where: Value should have at most 16 items after validation, not 17."
+    assert wide.json()["detail"] == "where: Value error, it may have 16 names, with 1,000 values each."
     assert client.post("/search", {"id": "class0/0.png", "where": {"label": ["x"] * 1001}}).status == 422
     form = "multipart/form-data; boundary=x"
     for kind, body, status in (

@@ -132,14 +132,25 @@ class Health(BaseModel):
     version: str
 
 
-def _parsed(value: Any) -> Any:
-    """A field of a form is JSON as text."""
-    return from_json(value or "{}") if isinstance(value, str) else value
+# Python checks pairs up to the first mistake; pydantic would collect tens of thousands, for a second.
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """A JSON object, which is text in a form."""
+    pairs = from_json(value or "{}") if isinstance(value, str) else value
+    if not isinstance(pairs, dict):
+        raise InputError("it must be an object of names and values.")
+    return pairs
+
+
+def _where(value: Any) -> Where:
+    pairs = _object(value)
+    if len(pairs) > MAX_COLUMNS or any(isinstance(some, list) and len(some) > MAX_VALUES for some in pairs.values()):
+        raise InputError(f"it may have {MAX_COLUMNS} names, with {MAX_VALUES:,} values each.")
+    return clean_where(pairs)
 
 
 Id = Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
-Value = str | int | float
-Alternatives = Value | Annotated[list[Value], Field(max_length=MAX_VALUES)]
 
 
 class SearchRequest(BaseModel, extra="forbid"):
@@ -147,14 +158,14 @@ class SearchRequest(BaseModel, extra="forbid"):
 
     id: Id | None = None
     k: Annotated[int, Field(ge=1, le=MAX_RESULTS)] = NEIGHBOURS
-    where: Annotated[dict[str, Alternatives], BeforeValidator(_parsed), Field(max_length=MAX_COLUMNS)] = {}
+    where: Annotated[Where, BeforeValidator(_where)] = {}
 
 
 class AddRequest(BaseModel, extra="forbid"):
     """The fields of an image to add."""
 
     id: Id
-    metadata: Annotated[dict[str, Value | None], BeforeValidator(_parsed)] = {}
+    metadata: Annotated[dict[str, str], BeforeValidator(lambda value: clean_metadata(_object(value)))] = {}
 
 
 def _body(model: type[BaseModel], *kinds: str) -> dict[str, Any]:
@@ -385,7 +396,7 @@ class _Service:
         """Find the images most similar to an uploaded one, or to one of the index."""
         present = partial(_present, request)
         async with self._fields(request, SearchRequest) as (image, fields):
-            options = {"present": present, "k": fields.k, "where": clean_where(fields.where)}
+            options = {"present": present, "k": fields.k, "where": fields.where}
             if image is not None:
                 async with self.decoder.decoded(image, present) as (_, pixels):
                     matches = await self.batcher.answer(Job(**options, image=pixels))
@@ -404,12 +415,12 @@ class _Service:
             if image is None:
                 raise HTTPException(422, "send an image and an id.")
             check_ids([fields.id])
-            metadata, present = clean_metadata(fields.metadata), partial(_present, request)
+            present = partial(_present, request)
             async with self.decoder.decoded(image, present) as (content, pixels):
                 vector, fingerprint = await self.batcher.answer(Job(present, 0, {}, image=pixels))
         origin = {"pictures": [content], "fingerprint": fingerprint}
-        await self._write(self.index.add_vectors, vector[None], [fields.id], [metadata], **origin)
-        return ItemAnswer(**_answer(Item(fields.id, metadata=metadata)))
+        await self._write(self.index.add_vectors, vector[None], [fields.id], [fields.metadata], **origin)
+        return ItemAnswer(**_answer(Item(fields.id, metadata=fields.metadata)))
 
     def item(self, item_id: str) -> ItemAnswer:
         """One image of the index."""
@@ -529,8 +540,9 @@ async def _problem(_: Request, error: Exception) -> Any:
     if isinstance(error, ImageError | ClientDisconnect):
         return JSONResponse({"detail": str(error)}, 400)
     if isinstance(error, ValidationError):
-        problems = [f"{'.'.join(map(str, problem['loc'][:2]))[:80]}: {problem['msg']}" for problem in error.errors()]
-        return JSONResponse({"detail": f"{'; '.join(problems[:3])}."}, 422)
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        words = [f"{'.'.join(map(str, problem['loc']))[:80]}: {problem['msg'][:200]}" for problem in problems[:3]]
+        return JSONResponse({"detail": "; ".join(words)}, 422)
     if isinstance(error, InputError):
         return JSONResponse({"detail": str(error)}, 422)
     if isinstance(error, IndexBusyError):
