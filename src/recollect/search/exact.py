@@ -101,6 +101,8 @@ def nearest_unchecked(
         own: as in ``nearest``.
         allowed: which of the N may be results; all when None.
     """
+    if k == 0:
+        return Neighbours(np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32))
     right = torch.from_numpy(gallery)
     rows = max(1, _TILE_BYTES // (4 * len(gallery)))
     indices = np.empty((len(queries), k), np.int64)

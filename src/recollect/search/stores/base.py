@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
@@ -346,7 +345,7 @@ def check_vectors(items: Sequence[Item], dim: int) -> Vectors:
 
 def in_order(matches: Iterable[Match]) -> list[Match]:
     """Matches best first, equal similarities by id."""
-    return sorted(sorted(matches, key=attrgetter("id")), key=attrgetter("similarity"), reverse=True)  # both are stable
+    return sorted(matches, key=lambda match: (-match.similarity, match.id))
 
 
 def matches_of(neighbours: Neighbours, describe: Callable[[int], tuple[str, Mapping[str, str]]]) -> list[list[Match]]:

@@ -394,8 +394,6 @@ class _Matrix:
         """
         items = self._size - self._removed if rows is None else len(rows)
         count = min(k, items)
-        if count == 0:
-            return Neighbours(np.zeros((len(queries), 0), np.int64), np.zeros((len(queries), 0), np.float32))
         vectors, allowed = self._vectors[: self._size], None
         if approximate is None:
             is_large = self._size - self._removed >= APPROXIMATE_FROM and self.dim >= APPROXIMATE_DIM
@@ -505,15 +503,13 @@ def _translate_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.ProgrammingError:
         raise  # the store was closed
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise StoreError(f"{path}: {_MESSAGES.get(_code(error)) or _damaged(error)}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise StoreError(f"{path}: {_damaged(error)}") from error
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}.") from error
 
 
-def _code(error: sqlite3.Error) -> int:
+def _code(error: Exception) -> int:
     return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code, without SQLite's details
 
 

@@ -175,8 +175,6 @@ class VectorFile(Store):
         """Compare with all vectors."""
         rows, allowed = check_queries(queries, self.embeddings.shape[1], k), self._allowed(where)
         count = min(k, len(self.names) if allowed is None else int(allowed.sum()))
-        if not count:
-            return [[] for _ in rows]
         neighbours = nearest_unchecked(rows, self.embeddings, count, allowed=allowed)
         return matches_of(neighbours, lambda row: (self.names[row], self._metadata[row]))
 
