@@ -299,12 +299,9 @@ class Connection(H11Protocol):
 
     def is_waiting(self) -> bool:
         """Whether the client has to send something first."""
-        request = self.cycle
-        return not self.transport.is_closing() and (
-            request is None
-            or request.response_complete
-            or request.more_body  # the last: an upload that is not complete
-        )
+        request = self.cycle  # ``more_body``: an upload that is not complete
+        waits = request is None or request.response_complete or request.more_body
+        return waits and not self.transport.is_closing()
 
 
 class Guard:
@@ -537,14 +534,12 @@ async def _present(request: Request) -> None:
 
 async def _problem(_: Request, error: Exception) -> Any:
     """The response for an error. Only messages that cannot contain a path are passed on."""
-    if isinstance(error, ImageError | ClientDisconnect):
-        return JSONResponse({"detail": str(error)}, 400)
+    if isinstance(error, ImageError | InputError | ClientDisconnect):
+        return JSONResponse({"detail": str(error)}, 422 if isinstance(error, InputError) else 400)
     if isinstance(error, ValidationError):
         problems = error.errors(include_url=False, include_context=False, include_input=False)
         words = [f"{'.'.join(map(str, problem['loc']))[:80]}: {problem['msg'][:200]}" for problem in problems[:3]]
         return JSONResponse({"detail": "; ".join(words)}, 422)
-    if isinstance(error, InputError):
-        return JSONResponse({"detail": str(error)}, 422)
     if isinstance(error, IndexBusyError):
         return JSONResponse({"detail": "the service is busy: try again in a moment."}, 503, {"Retry-After": "1"})
     _LOG.error("%s: %s", type(error).__name__, error)

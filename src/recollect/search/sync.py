@@ -225,14 +225,9 @@ def sync_images(
     if prune:
         ids, is_list = {file.id for file in listing.images}, listing.source.is_file()
         root = (listing.source.parent if is_list else listing.source).resolve()
-        stale = [
-            item.id
-            for item in items.values()
-            if item.id not in ids
-            and item.source
-            and Path(item.source).is_relative_to(root)
-            and (is_list or not Path(item.source).exists())
-        ]
+        files = {item.id: Path(item.source) for item in items.values() if item.source and item.id not in ids}
+        own = {name: file for name, file in files.items() if file.is_relative_to(root)}
+        stale = [name for name, file in own.items() if is_list or not file.exists()]
         changes.removed = sum(store.delete(generation.number, batch) for batch in batches(stale))
     return changes
 
