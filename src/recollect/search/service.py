@@ -136,8 +136,8 @@ class Health(BaseModel):
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """A JSON object, which is text in a form."""
-    pairs = from_json(value or "{}") if isinstance(value, str) else value
+    """A JSON object, which is text in a form; empty where nothing is given."""
+    pairs = from_json(value) if value and isinstance(value, str) else value or {}
     if not isinstance(pairs, dict):
         raise InputError("it must be an object of names and values.")
     return pairs
@@ -150,13 +150,10 @@ def _where(value: Any) -> Where:
     return clean_where(pairs)
 
 
-Id = Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
-
-
 class SearchRequest(BaseModel, extra="forbid"):
     """The fields of a search besides an image: in a form, or in JSON with an id."""
 
-    id: Id | None = None
+    id: Annotated[str, Field(max_length=LONGEST_ID)] | None = None
     k: Annotated[int, Field(ge=1, le=MAX_RESULTS)] = NEIGHBOURS
     where: Annotated[Where, BeforeValidator(_where)] = {}
 
@@ -164,7 +161,7 @@ class SearchRequest(BaseModel, extra="forbid"):
 class AddRequest(BaseModel, extra="forbid"):
     """The fields of an image to add."""
 
-    id: Id
+    id: Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
     metadata: Annotated[dict[str, str], BeforeValidator(lambda value: clean_metadata(_object(value)))] = {}
 
 
@@ -397,7 +394,7 @@ class _Service:
             if image is not None:
                 async with self.decoder.decoded(image, present) as (_, pixels):
                     matches = await self.batcher.answer(Job(**options, image=pixels))
-            elif fields.id is not None:
+            elif fields.id:
                 await run_in_threadpool(self._get_item, fields.id)
                 matches = await self.batcher.answer(Job(**options, name=fields.id))
             else:
