@@ -13,7 +13,7 @@ import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -140,12 +140,12 @@ class Index:
                     raise InputError(f"{store.address}: there is already an index. Open it, or choose another address.")
                 store.drop_generation(1)  # left by a process that ended before it wrote the settings
                 store.create_generation(1, generation.dim, half)
-                settings = Settings(generation)
-                settings.write(store)
+                index = cls(store, Settings(generation), encoder, **opening)
+                index._write(index._settings)
         except BaseException:
             store.close()
             raise
-        return cls(store, settings, encoder, **opening)
+        return index
 
     @classmethod
     def open(
@@ -610,7 +610,7 @@ class Index:
         return rows if rows.shape[1] == generation.dim else shorten(rows, generation.dim)
 
     def _write(self, settings: Settings) -> None:
-        settings.write(self.store)
+        self.store.write_document("settings", asdict(settings))
         self._settings, self._read_at = settings, time.monotonic()
 
     def _change(self, **changes: Any) -> None:

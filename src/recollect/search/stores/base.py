@@ -20,7 +20,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
@@ -258,10 +258,6 @@ class Settings:
             raise StoreError(
                 f"{store.address}: the settings of the index are not valid ({error}). Restore it from a copy."
             ) from error
-
-    def write(self, store: Store) -> None:
-        """Replace the settings atomically."""
-        store.write_document("settings", asdict(self))
 
 
 def check_text(text: str, what: str) -> str:
