@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from recollect.cli.main import app, main
-from recollect.models import Embedder
-from search.toy_model import make_photos
+from search.toy_model import make_photos, save_model
 
 
 @pytest.fixture
@@ -21,8 +19,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     make_photos(Path("photos"))
     for seed, name in enumerate(("model", "other")):
-        torch.manual_seed(seed)
-        Embedder.create("tiny", size=16, dim=8).save(name)
+        save_model(name, seed)
     return tmp_path
 
 

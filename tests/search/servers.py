@@ -1,8 +1,8 @@
 """Real servers for the store contract: PostgreSQL with pgvector, and Milvus. Started at first use.
 
 PostgreSQL and milvus-lite come with the extra ``servers``, and every test process starts its own. Milvus's standalone server
-(extra ``milvus-standalone``, Linux with x86-64) can run once per machine, so test processes share one; ``make test`` leaves it
-out, because its tests take minutes. A test whose server is not installed skips and says so.
+(extra ``milvus-standalone``, Linux with x86-64) can run once per machine, so use one test process (``-n 0``); ``make test``
+leaves it out, because its tests take minutes. A test whose server is not installed skips and says so.
 An address in ``RECOLLECT_TEST_POSTGRES`` or ``RECOLLECT_TEST_MILVUS`` is used
 instead of starting one.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -20,13 +19,12 @@ import tempfile
 import time
 import urllib.request
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import pytest
-
-from recollect.common.files import exclusive
 
 _PATIENCE = 900  # seconds for a server to start, on a machine that is busy with other things
 
@@ -83,12 +81,8 @@ def _milvus() -> str:
 
     atexit.register(stop)
     PROCESSES["milvus"] = server.pid
-    end = time.monotonic() + _PATIENCE
-    while server.poll() is None and time.monotonic() < end:
-        if _listens(port) and _answers(port):
-            return f"milvus://127.0.0.1:{port}"
-        time.sleep(0.1)
-    raise RuntimeError("milvus-lite did not start")
+    _wait(server, lambda: _answers(port))
+    return f"milvus://127.0.0.1:{port}"
 
 
 def _answers(port: int) -> bool:
@@ -114,53 +108,36 @@ def milvus() -> str:
 
 @cache
 def _milvus_standalone() -> str:
-    import fcntl
+    import milvus
 
-    # The embedded etcd has fixed ports: a second server on this machine ends at once. So whoever is first starts it, and
-    # whoever is last stops it. The shared lock on ``users`` is held as long as a process lives.
-    folder = Path(tempfile.gettempdir()) / f"recollect-milvus-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    running = folder / "running"
-    users = (folder / "users").open("a")
+    folder = tempfile.mkdtemp(prefix="milvus")
+    server = milvus.MilvusServer(milvus.MilvusServerConfig(data_dir=folder), wait_for_started=False)
+    server.start()
+    process, server.server_proc = server.server_proc, None  # or it would be stopped with this object
 
     def stop() -> None:
-        with exclusive(folder / ".lock"):
-            try:
-                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return  # in use
-            os.kill(PROCESSES["milvus-standalone"], signal.SIGKILL)  # it ignores SIGTERM while clients are connected
-            shutil.rmtree(folder / "data", ignore_errors=True)
-            running.unlink()
+        process.kill()  # it ignores SIGTERM while clients are connected
+        shutil.rmtree(folder, ignore_errors=True)
 
-    with exclusive(folder / ".lock"):
-        if not running.exists() or not _listens(int(running.read_text().split()[1])):
-            import milvus
-
-            shutil.rmtree(folder / "data", ignore_errors=True)
-            configuration = milvus.MilvusServerConfig(data_dir=str(folder / "data"))
-            server = milvus.MilvusServer(configuration, wait_for_started=False)
-            server.start()
-            process, server.server_proc = server.server_proc, None  # or it would be stopped with this object
-            _wait_until_healthy(process, server.webservice_port)
-            running.write_text(f"{process.pid} {server.listen_port}")
-        PROCESSES["milvus-standalone"], port = map(int, running.read_text().split())
-        fcntl.flock(users, fcntl.LOCK_SH)
     atexit.register(stop)
-    return f"milvus://127.0.0.1:{port}"
+    PROCESSES["milvus-standalone"] = process.pid
+    _wait(process, lambda: _is_healthy(server.webservice_port))
+    return f"milvus://127.0.0.1:{server.listen_port}"
 
 
-def _wait_until_healthy(process: subprocess.Popen[bytes], port: int) -> None:
+def _is_healthy(port: int) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+        return bool(answer.read() == b"OK")
+    return False
+
+
+def _wait(process: subprocess.Popen[bytes], is_ready: Callable[[], bool]) -> None:
+    """Wait until a server answers; its embedded etcd has fixed ports, so a second standalone one ends at once."""
     end = time.monotonic() + _PATIENCE
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise RuntimeError("the standalone Milvus server ended at once: is another one running on this machine?")
-        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
-            if answer.read() == b"OK":
-                return
+    while not is_ready():
+        if process.poll() is not None or time.monotonic() > end:
+            raise RuntimeError(f"{process.args} did not start: is another one running on this machine?")
         time.sleep(0.1)
-    process.kill()
-    raise RuntimeError("the standalone Milvus server did not start")
 
 
 def milvus_standalone() -> str:
@@ -168,8 +145,3 @@ def milvus_standalone() -> str:
     pytest.importorskip("pymilvus", reason="the extra 'milvus' is not installed")
     pytest.importorskip("milvus", reason="no standalone Milvus server: the extra 'milvus-standalone' is not installed")
     return _milvus_standalone()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as attempt:
-        return attempt.connect_ex(("127.0.0.1", port)) == 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from recollect.search.stores.base import Item
+from recollect.search import Item, open_store
 from search import servers
 
 KINDS = (
@@ -28,6 +31,16 @@ def fresh_address(kind: str, folder: Path) -> str:
         address = servers.postgres()
         return f"{address}{'&' if '?' in address else '?'}index={name}"
     return f"{servers.milvus_standalone() if kind == 'milvus-standalone' else servers.milvus()}/{name}"
+
+
+@contextmanager
+def filled(kind: str, count: int, more: str = "", dim: int = 8) -> Iterator[tuple[Any, list[Item]]]:
+    """A new store on a server, with ``more`` at the end of its address, and the items in its generation 1."""
+    store, known = open_store(fresh_address(kind, Path()) + more, create=True), items(count, dim)
+    store.create_generation(1, dim)
+    store.put(1, known)
+    yield store, known
+    store.close()
 
 
 def vectors(count: int, dim: int = 8, seed: int = 0) -> np.ndarray:

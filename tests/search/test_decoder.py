@@ -34,10 +34,9 @@ def _bytes(kind: str, size: tuple[int, int] = (40, 30)) -> bytes:
     return buffer.getvalue()
 
 
-def _pixels(decoder: Decoder, *contents: bytes, left: bool = False) -> list[np.ndarray | BaseException]:
+def _pixels(decoder: Decoder, *contents: bytes) -> list[np.ndarray | BaseException]:
     async def present() -> None:
-        if left:
-            raise EOFError
+        """The client stays."""
 
     async def one(content: bytes) -> np.ndarray:
         async with decoder.decoded(io.BytesIO(content), present) as (read, pixels):
@@ -99,8 +98,3 @@ def test_an_image_that_takes_too_long_is_refused_and_the_next_is_decoded(monkeyp
         assert isinstance(pixels, np.ndarray)
     finally:
         decoder.stop()
-
-
-def test_an_upload_whose_client_left_is_not_decoded(decoder: Decoder) -> None:
-    (error,) = _pixels(decoder, b"text", left=True)
-    assert isinstance(error, EOFError)

@@ -8,10 +8,10 @@ from recollect.common.errors import InputError
 from recollect.search.exact import nearest
 
 
-@given(st.integers(1, 9), st.integers(2, 30), st.integers(1, 12), st.integers(0, 5), st.booleans())
+@given(st.integers(1, 40), st.integers(2, 60), st.integers(1, 12), st.integers(0, 5), st.booleans())
 def test_equals_sorting_everything(queries: int, items: int, top: int, seed: int, own: bool) -> None:
     random = np.random.default_rng(seed)
-    # Few different whole numbers: many exact ties, which must come in the gallery's order.
+    # Few different whole numbers: many exact ties, also at the end of a list, which must come in the gallery's order.
     gallery = random.integers(-2, 3, (items, 3)).astype(np.float32)
     asked = random.integers(-2, 3, (queries, 3)).astype(np.float32)
     mine = random.integers(-1, items, queries) if own else None
@@ -22,18 +22,7 @@ def test_equals_sorting_everything(queries: int, items: int, top: int, seed: int
         order = sorted((-s, i) for i, s in enumerate(similarities) if i != left_out)
         count = found.indices.shape[1]
         assert found.similarities[row].tolist() == [-s for s, _ in order[:count]]
-        assert len(set(found.indices[row].tolist())) == count
-        assert left_out not in found.indices[row].tolist()
-        inside = [i for s, i in order if -s > found.similarities[row, -1]]
-        assert found.indices[row].tolist()[: len(inside)] == inside
-
-
-def test_ties_are_in_the_gallerys_order_also_at_the_end_of_a_list() -> None:
-    random = np.random.default_rng(0)
-    gallery = random.integers(-1, 2, (200, 3)).astype(np.float32)  # few different products, so every list ends in a tie
-    queries = random.integers(-1, 2, (300, 3)).astype(np.float32)
-    found = nearest(queries, gallery, 10)
-    assert found.indices.tolist() == (-queries @ gallery.T).argsort(axis=1, kind="stable")[:, :10].tolist()
+        assert found.indices[row].tolist() == [i for _, i in order[:count]]
 
 
 def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +39,8 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (np.ones((1, 2)), np.ones((1, 3)), 1, "dimensions"),
         (np.ones((1, 2)), np.ones((0, 2)), 1, "at least one"),
-        (np.full((1, 2), np.nan), np.ones((1, 2)), 1, "not finite"),
+        (np.full((1, 2), np.nan), np.ones((1, 2)), 1, "queries: a value is not finite"),
+        (np.ones((1, 2)), np.full((1, 2), np.nan), 1, "finite values"),
         (np.ones((1, 2)), np.ones((1, 2)), 0, "at least 1"),
     ],
 )

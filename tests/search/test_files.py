@@ -49,15 +49,6 @@ def test_labels_that_may_be_one_level_further_down_are_remarked_on(tmp_path: Pat
     assert ({file.metadata["label"] for file in listing.images}, listing.remarks) == ({"class1", "class2"}, [])
 
 
-def test_a_list_of_a_spreadsheet(tmp_path: Path) -> None:
-    make_photos(tmp_path, classes=1, each=1)
-    (tmp_path / "list.csv").write_text("\ufeffpath;label;price\nclass0/0.png;cup;3,50\n", encoding="utf-8")
-    found = scan_images(tmp_path / "list.csv").images
-    assert found[0].metadata == {"name": "0.png", "label": "cup", "price": "3,50"}
-    (tmp_path / "list.csv").write_text("sep=;\npath;label;price\nclass0/0.png;cup;3,50\n", encoding="utf-16")
-    assert scan_images(tmp_path / "list.csv").images == found
-
-
 def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = make_photos(tmp_path / "photos", classes=1, each=1)
     (photos / "class0" / "phone.heic").write_bytes(b"\0")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from recollect.common.errors import ConfigError
-from recollect.search import StoreError, open_store
 from recollect.search.stores import milvus
 from recollect.search.stores.milvus import parse_address
-from search.stores import fresh_address, items
+from search.stores import filled
 
 
 def test_addresses() -> None:
@@ -27,34 +26,19 @@ def test_addresses() -> None:
         assert "secret" not in str(raised.value)
 
 
-def test_a_server_that_is_not_there_is_said() -> None:
-    pytest.importorskip("pymilvus", reason="the extra 'milvus' is not installed")
-    with pytest.raises(StoreError, match="cannot be reached") as raised:
-        open_store("milvus://me:secret@127.0.0.1:1/shop")
-    assert "secret" not in str(raised.value)
-
-
 @pytest.mark.slow
 def test_an_index_that_was_lost_while_being_replaced_is_built_again() -> None:
-    store = open_store(fresh_address("milvus", None), create=True)  # type: ignore[arg-type]
-    store.create_generation(1, 8)
-    known = items(40)
-    store.put(1, known)
-    store._client.release_collection(store._table(1))
-    store._client.drop_index(store._table(1), "vector")  # as far as a killed process got
-    store.drop_approximate(1)
-    assert store.search(1, known[7].vector[None], 1)[0][0].id == known[7].id
-    store.close()
+    with filled("milvus", 40) as (store, known):
+        store._client.release_collection(store._table(1))
+        store._client.drop_index(store._table(1), "vector")  # as far as a killed process got
+        store.drop_approximate(1)
+        assert store.search(1, known[7].vector[None], 1)[0][0].id == known[7].id
 
 
 @pytest.mark.slow
 def test_more_items_than_milvus_gives_at_once_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(milvus, "_LONGEST", 100)
-    store = open_store(fresh_address("milvus", None), create=True)  # type: ignore[arg-type]
-    store.create_generation(1, 8)
-    known = items(700)
-    store.put(1, known)
-    assert sorted(item.id for item in store.iterate(1)) == sorted(item.id for item in known)
-    best = sorted(known, key=lambda item: -float(item.vector @ known[0].vector))
-    assert [hit.id for hit in store.search(1, known[0].vector[None], 150)[0]] == [item.id for item in best[:150]]
-    store.close()
+    with filled("milvus", 700) as (store, known):
+        assert sorted(item.id for item in store.iterate(1)) == sorted(item.id for item in known)
+        best = sorted(known, key=lambda item: -float(item.vector @ known[0].vector))
+        assert [hit.id for hit in store.search(1, known[0].vector[None], 150)[0]] == [item.id for item in best[:150]]

@@ -42,10 +42,8 @@ def test_files_folders_and_ids_are_answered_in_order(index: Index, photos: Path)
 
 
 def test_pairs() -> None:
-    assert parse_pairs(["label=shoe", "label=boot", " size =a=b"], "--where") == {
-        "label": ["shoe", "boot"],
-        "size": ["a=b"],
-    }
+    pairs = parse_pairs(["label=shoe", "label=boot", " size =a=b"], "--where")
+    assert pairs == {"label": ["shoe", "boot"], "size": ["a=b"]}
     for wrong in ("label", "=shoe", " =x"):
         with pytest.raises(InputError, match=r"--where .*name=value"):
             parse_pairs([wrong], "--where")

@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-import torch
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from recollect.common.errors import ConfigError
-from recollect.models import Embedder
 from recollect.search import Index
 from recollect.search.serving import allowed_hosts, check_address, find_token
 from search.live_service import Client, running
 from search.stores import fresh_address
-from search.toy_model import ToyEncoder, make_photos
+from search.toy_model import ToyEncoder, make_photos, save_model
 
 
 def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,12 +48,6 @@ def test_host_names() -> None:
     assert "[fe80::1]" in (allowed_hosts("fe80::1", []) or ())
     assert allowed_hosts("0.0.0.0", []) is None
     assert allowed_hosts("0.0.0.0", ["Search.example"]) == {"localhost", "127.0.0.1", "[::1]", "search.example"}
-
-
-def _model(folder: Path, seed: int) -> str:
-    torch.manual_seed(seed)
-    Embedder.create("tiny", size=16, dim=8).save(folder)
-    return str(folder)
 
 
 class Served:
@@ -89,7 +81,7 @@ class Served:
 @pytest.mark.slow
 def test_the_command_serves_and_stops(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos")
-    with Index.create(tmp_path / "x.index", _model(tmp_path / "model", 0)) as index:
+    with Index.create(tmp_path / "x.index", save_model(tmp_path / "model")) as index:
         index.sync(photos)
     with Served(str(tmp_path / "x.index"), "--write") as served:
         answer = served.client.upload("/search", (photos / "class1" / "1.png").read_bytes(), k="3")
@@ -109,7 +101,7 @@ def test_processes_on_one_server_are_replicas(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a-token-of-some-length")
     right = {"Authorization": "Bearer a-token-of-some-length"}
     with (
-        Index.create(address, _model(tmp_path / "old", 0)) as index,
+        Index.create(address, save_model(tmp_path / "old")) as index,
         Served(address, "--write", "--token-file", str(tmp_path / "token")) as one,
         Served(address) as two,
         ThreadPoolExecutor(8) as pool,
@@ -117,14 +109,14 @@ def test_processes_on_one_server_are_replicas(tmp_path: Path) -> None:
         index.sync(photos)
         clients = one.client, two.client
         assert one.client.upload("/items", paths[0].read_bytes(), right, id="added").status == 201
-        assert two.client.get("/items/added").status == 200
+        assert two.client.get("/items/added").status == two.client.get("/thumbnails/added").status == 200
 
         def ask(number: int) -> bool:
             path = paths[1 + number % (len(paths) - 1)]
             answer = clients[number % 2].upload("/search", path.read_bytes(), k="1")
             return answer.status == 200 and answer.json()["results"][0]["id"] == path.relative_to(photos).as_posix()
 
-        rebuilt = pool.submit(index.rebuild, _model(tmp_path / "new", 1))
+        rebuilt = pool.submit(index.rebuild, save_model(tmp_path / "new", 1))
         asked = 0
         while not rebuilt.done() or asked < 80:  # while another process changes the model of both
             assert all(pool.map(ask, range(asked, asked + 40)))

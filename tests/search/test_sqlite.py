@@ -110,21 +110,6 @@ def test_a_large_index_is_searched_by_codes_unless_exact_search_is_asked_for(
         assert not used
 
 
-def test_a_reader_that_is_far_behind_sees_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "_REMEMBERED", 3)
-    known = items(300)
-    store = _filled(tmp_path / "x", 100)
-    reader = SQLiteStore.open(str(tmp_path / "x"))
-    for changes in (1, 3, 8):
-        reader.search(1, vectors(1), 5)
-        for number in range(changes):
-            store.delete(1, [known[number].id])
-            store.put(1, [known[100 + number], known[99]])
-        assert {hit.id for hit in reader.search(1, vectors(1), 300)[0]} == {item.id for item in store.iterate(1)}
-    store.close()
-    reader.close()
-
-
 def test_other_files_are_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"hello, this is no index" * 100)
     other = sqlite3.connect(tmp_path / "other.db")

@@ -5,19 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, strategies as st
 
 from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.text import Remark
 from recollect.data import load
 from recollect.inference.training_record import trained_on
-from recollect.models import Embedder
 from recollect.search import Index, OtherModelError, thresholds
 from recollect.search.encoder import open_encoder, read_calibration
 from recollect.search.thresholds import BINS, calibrate, calibrate_target
 from search.stores import vectors
-from search.toy_model import ToyEncoder, make_photos
+from search.toy_model import ToyEncoder, make_photos, save_model
 
 
 @given(st.integers(12, 40), st.integers(0, 100), st.sampled_from([0.05, 0.2, 0.5]), st.sampled_from([3, 1024]))
@@ -27,11 +25,9 @@ def test_rates_are_those_of_counting_all_pairs(count: int, seed: int, rate: floa
     labels[:8] = [0, 0, 0, 0, 1, 1, 1, 1]  # enough pairs of two classes for the smallest rate
     labels[8:10] = [2, 2]
     points = vectors(count, 5, seed)
-    before, thresholds._ROWS = thresholds._ROWS, rows
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thresholds, "_ROWS", rows)
         found = calibrate(points, labels, same_rate=rate, similar_rate=0.6, fingerprint="f")
-    finally:
-        thresholds._ROWS = before
     similarities = points.astype(np.float64) @ points.T.astype(np.float64)
     pairs = np.triu(np.ones((count, count), bool), 1)
     equal = labels[:, None] == labels[None]
@@ -50,15 +46,15 @@ def test_rates_are_those_of_counting_all_pairs(count: int, seed: int, rate: floa
 
 def test_wrong_input_is_named() -> None:
     rows = vectors(6)
-    for labels, rates, says in (
-        ([0, 0, 1, 1, 2, 2], (0.5, 0.1), "same ≤ similar"),
-        ([0, 0, 1, 1, 2, 2], (1e-6, 0.1), "cannot tell"),
-        ([0] * 6, (0.1, 0.2), "two classes"),
-        (list(range(6)), (0.1, 0.2), "two classes"),
-        ([0, 1], (0.1, 0.2), "one per vector"),
+    for labels, rate, says in (
+        ([0, 0, 1, 1, 2, 2], 0.5, "same ≤ similar"),
+        ([0, 0, 1, 1, 2, 2], 1e-6, "cannot tell"),
+        ([0] * 6, 0.1, "two classes"),
+        (list(range(6)), 0.1, "two classes"),
+        ([0, 1], 0.1, "one per vector"),
     ):
         with pytest.raises(InputError, match=says):
-            calibrate(rows, labels, same_rate=rates[0], similar_rate=rates[1], fingerprint="f")
+            calibrate(rows, labels, same_rate=rate, similar_rate=0.2, fingerprint="f")
 
 
 def test_an_index_says_same_similar_unknown(tmp_path: Path) -> None:
@@ -85,9 +81,7 @@ def test_an_index_says_same_similar_unknown(tmp_path: Path) -> None:
 
 def test_a_model_keeps_it_for_its_indexes(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", classes=6, each=6, size=16)
-    torch.manual_seed(0)
-    model = tmp_path / "model"
-    Embedder.create("tiny", size=16, dim=8).save(model)
+    model = save_model(tmp_path / "model")
     with pytest.raises(InputError, match="--data"):
         calibrate_target(model)
     found, _ = calibrate_target(model, str(photos), same_rate=0.01)
@@ -103,17 +97,14 @@ def test_a_model_keeps_it_for_its_indexes(tmp_path: Path) -> None:
     assert calibrate_target(model, str(tmp_path / "parts"), same_rate=0.01)[0].classes == 4, (
         "val, where there is no test part"
     )
-    torch.manual_seed(1)
-    Embedder.create("tiny", size=16, dim=8).save(model, overwrite=True)
+    save_model(model, 1)
     assert read_calibration(open_encoder(str(model))) is None
 
 
 def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
     """By name and by content: in the folder that was trained on, in a copy with other names, and in an index."""
     photos = make_photos(tmp_path / "photos", classes=8, each=5, size=16)
-    run = tmp_path / "run"
-    torch.manual_seed(0)
-    Embedder.create("tiny", size=16, dim=8).save(run)
+    run = save_model(tmp_path / "run")
     trained = load("folder", photos, "train", class_split="alphabet")
     trained_on(trained).write(run)
     for copy in ("copy", "renamed"):
@@ -141,8 +132,7 @@ def test_classes_trained_on_are_left_out(tmp_path: Path) -> None:
 def test_an_index_whose_model_moved_is_calibrated_only_with_its_record(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", classes=8, each=5, size=16)
     for seed, name in enumerate(("run", "other")):
-        torch.manual_seed(seed)
-        Embedder.create("tiny", size=16, dim=8).save(tmp_path / name)
+        save_model(tmp_path / name, seed)
     trained_on(load("folder", photos, "train", class_split="alphabet")).write(tmp_path / "run")
     index, moved = tmp_path / "x.index", tmp_path / "moved"
     with Index.create(index, str(tmp_path / "run")) as made:

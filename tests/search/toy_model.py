@@ -66,6 +66,17 @@ def make_photos(root: Path, classes: int = 4, each: int = 5, seed: int = 0, size
     return root
 
 
+def save_model(folder: Path | str, seed: int = 0) -> Path:
+    """A small embedder, saved; another seed gives another one."""
+    import torch
+
+    from recollect.models import Embedder
+
+    torch.manual_seed(seed)
+    Embedder.create("tiny", size=16, dim=8).save(folder, overwrite=True)
+    return Path(folder)
+
+
 def contents(index: Any) -> dict[str, tuple[Any, ...]]:
     """Everything an index holds, comparable."""
     return {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -14,9 +15,14 @@ from recollect.common.errors import InputError
 from recollect.common.text import number_of, printable
 from recollect.search.stores import NEIGHBOURS
 
-if TYPE_CHECKING:
-    from recollect.search.commands import IndexUpdate
-    from recollect.search.duplicates import Group
+
+def _flag(name: str, text: str) -> Any:
+    """A switch with one name only."""
+    return Option(name, help=text)
+
+
+_limit = partial(Option, min=1, max=10**10)
+_rate = partial(Option, min=1e-12, max=0.5, callback=options.finite)
 
 
 @options.app.command()
@@ -31,30 +37,28 @@ def index(
     model: Annotated[
         str | None, options.model_option(help="A run, a saved embedder, or an initialisation by name.")
     ] = None,
-    add: Annotated[bool, Option("--add", help="Add single image files, with their relative paths as ids.")] = False,
-    remove: Annotated[bool, Option("--remove", help="Remove the images with these ids.")] = False,
-    info: Annotated[bool, Option("--info", help="Print a summary of the index.")] = False,
-    check: Annotated[
-        bool, Option("--check", help="With --info: read the whole file and say whether it is damaged.")
-    ] = False,
+    add: Annotated[bool, _flag("--add", "Add single image files, with their relative paths as ids.")] = False,
+    remove: Annotated[bool, _flag("--remove", "Remove the images with these ids.")] = False,
+    info: Annotated[bool, _flag("--info", "Print a summary of the index.")] = False,
+    check: Annotated[bool, _flag("--check", "With --info: read the whole file and say whether it is damaged.")] = False,
     prune: Annotated[
-        bool, Option("--prune", help="Remove images whose files are gone (with --rebuild: leave them out).")
+        bool, _flag("--prune", "Remove images whose files are gone (with --rebuild: leave them out).")
     ] = False,
     rebuild: Annotated[
-        bool, Option("--rebuild", help="Embed everything with --model; the old vectors answer meanwhile.")
+        bool, _flag("--rebuild", "Embed everything with --model; the old vectors answer meanwhile.")
     ] = False,
     meta: Annotated[list[str] | None, Option(help="Metadata for --add, as name=value.")] = None,
     prefix: Annotated[str, Option(help="Prefix of every id, to keep several folders apart.")] = "",
     dim: Annotated[int | None, Option(min=1, max=2**16, help="Keep only the first DIM values of each vector.")] = None,
-    half: Annotated[bool, Option("--half", help="Keep vectors in half precision.")] = False,
+    half: Annotated[bool, _flag("--half", "Keep vectors in half precision.")] = False,
     approximate: Annotated[
-        bool, Option("--approximate", help="Search approximately from now on, and measure the recall.")
+        bool, _flag("--approximate", "Search approximately from now on, and measure the recall.")
     ] = False,
     candidates: Annotated[
         int | None, Option(min=1, max=1000, help="With --approximate: images per query compared exactly. Default: 100.")
     ] = None,
-    exact: Annotated[bool, Option("--exact", help="Always search exactly from now on.")] = False,
-    rehash: Annotated[bool, Option("--rehash", help="Read every file, even if size and time are unchanged.")] = False,
+    exact: Annotated[bool, _flag("--exact", "Always search exactly from now on.")] = False,
+    rehash: Annotated[bool, _flag("--rehash", "Read every file, even if size and time are unchanged.")] = False,
     max_pixels: options.MaxPixels = None,
     wait: options.Wait = 0.0,
     weights: options.Weights = None,
@@ -70,6 +74,7 @@ def index(
     It can be interrupted at any moment; the next call resumes.
     """
     from recollect import update_index
+    from recollect.data import summary
 
     names = things or []
     if (add or remove) and not names:
@@ -84,50 +89,22 @@ def index(
     embeds = folders or add or model is not None
     unused = ("weights", "batch_size", "precision", "device", "download", "max_pixels")
     options.refuse_unused(not embeds, "without a model or images", *unused)
-    update = update_index(
-        address,
-        [] if add or remove else names,
-        model=model,
-        add=names if add else [],
-        remove=names if remove else [],
-        metadata={name: values[-1] for name, values in options.parse_pairs(meta or [], "--meta").items()},
-        rebuild=rebuild,
-        prune=prune,
-        prefix=prefix,
-        dim=dim,
-        half=half,
-        approximate=True if approximate else False if exact else None,
-        candidates=candidates,
-        check=check,
-        rehash=rehash,
-        wait=wait,
-        **options.drop_none(
-            weights=weights, device=device, batch_size=batch_size, precision=precision, download=download
-        ),
-    )
+    metadata = {name: values[-1] for name, values in options.parse_pairs(meta or [], "--meta").items()}
+    files: dict[str, Any] = {"add": names if add else [], "remove": names if remove else [], "metadata": metadata}
+    given: dict[str, Any] = {"rebuild": rebuild, "prune": prune, "prefix": prefix, "rehash": rehash, "check": check}
+    given |= {"model": model, "dim": dim, "half": half, "candidates": candidates, "wait": wait}
+    given |= {"weights": weights, "batch_size": batch_size, "precision": precision, "device": device}
+    given["approximate"] = True if approximate else False if exact else None
+    update = update_index(address, names if folders else [], download=download, **files, **given)
     for changes in update.changes:
         for sentence in changes.skipped:
             options.remark_aside(sentence)
     if as_json:
         options.print_json({**update.facts, "changes": [asdict(changes) for changes in update.changes]})
         return
-    _show_changes(update, len(names) if remove else None)
-    if approximate and not info:
-        options.remark(f"{update.facts['address']}: search is {_search_mode(update.facts)}")
-    if info:
-        _show_facts(update.facts)
-        if check:
-            typer.echo(f"{'file':<12}no damage found")
-    else:
-        options.remark(f"{update.facts['address']}: {update.facts['items']:,} images")
-
-
-def _show_changes(update: IndexUpdate, to_remove: int | None) -> None:
-    from recollect.data import summary
-
     address = update.facts["address"]
-    if to_remove is not None:
-        options.remark(f"{address}: {update.removed:,} of {to_remove:,} ids removed")
+    if remove:
+        options.remark(f"{address}: {update.removed:,} of {len(names):,} ids removed")
     for changes in update.changes:
         options.remark(
             f"{address}: {changes.added:,} added, {changes.updated:,} updated, {changes.removed:,} removed, "
@@ -135,6 +112,14 @@ def _show_changes(update: IndexUpdate, to_remove: int | None) -> None:
         )
         if changes.left_out:
             options.remark(summary(changes.added + changes.updated + changes.unchanged, changes.left_out))
+    if info:
+        _show_facts(update.facts)
+        if check:
+            typer.echo(f"{'file':<12}no damage found")
+        return
+    if approximate:
+        options.remark(f"{address}: search is {_search_mode(update.facts)}")
+    options.remark(f"{address}: {update.facts['items']:,} images")
 
 
 def _show_facts(facts: dict[str, Any]) -> None:
@@ -173,7 +158,7 @@ def search(
         Option(help="Only images with this metadata, e.g. label=shoe; repeat a name to allow several values."),
     ] = None,
     exact: Annotated[
-        bool, Option("--exact", help="Compare with every image, even if the index is searched approximately.")
+        bool, _flag("--exact", "Compare with every image, even if the index is searched approximately.")
     ] = False,
     dim: options.Dim = None,
     html: Annotated[Path | None, Option(help="Also write a page with the results.")] = None,
@@ -185,7 +170,7 @@ def search(
     root: Annotated[Path | None, Option(help="New folder of the images of an .npz, if they moved; for --html.")] = None,
     skip_bad: options.SkipBad = False,
     overwrite: Annotated[
-        bool, Option("--overwrite", help="Let --html overwrite a file that recollect did not write.")
+        bool, _flag("--overwrite", "Let --html overwrite a file that recollect did not write.")
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -227,19 +212,15 @@ def serve(
     address: Annotated[str, Argument(metavar="INDEX", help="The index: a file or an address.")],
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for every network.")] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 8000,
-    write: Annotated[bool, Option("--write", help="Allow clients with the token to add and remove images.")] = False,
+    write: Annotated[bool, _flag("--write", "Allow clients with the token to add and remove images.")] = False,
     token_file: Annotated[
         Path | None, Option(help="File with the token; without it RECOLLECT_TOKEN, or a new one is printed.")
     ] = None,
     allow_host: Annotated[
         list[str] | None, Option(help="Another host name to accept, e.g. search.example.org; may be repeated.")
     ] = None,
-    max_bytes: Annotated[
-        int, Option(min=1, max=10**10, help="Maximum size of an uploaded image in bytes.")
-    ] = 20_000_000,
-    max_pixels: Annotated[
-        int, Option(min=1, max=10**10, help="Maximum number of pixels of an uploaded image.")
-    ] = 50_000_000,
+    max_bytes: Annotated[int, _limit(help="Maximum size of an uploaded image in bytes.")] = 20_000_000,
+    max_pixels: Annotated[int, _limit(help="Maximum number of pixels of an uploaded image.")] = 50_000_000,
     model: options.MovedModel = None,
     weights: options.Weights = None,
     device: options.Device = None,
@@ -249,18 +230,9 @@ def serve(
     import recollect
 
     options.refuse_unused(not write, "without --write", "token_file")
-    recollect.serve(
-        address,
-        host=host,
-        port=port,
-        write=write,
-        token_file=token_file,
-        hosts=allow_host or [],
-        max_bytes=max_bytes,
-        max_pixels=max_pixels,
-        model=model,
-        **options.drop_none(weights=weights, device=device),
-    )
+    given: dict[str, Any] = {"host": host, "port": port, "hosts": allow_host or []}
+    given |= {"write": write, "token_file": token_file, "max_bytes": max_bytes, "max_pixels": max_pixels}
+    recollect.serve(address, model=model, weights=weights, device=device, **given)
 
 
 @options.app.command()
@@ -272,18 +244,8 @@ def calibrate(
     model: Annotated[str | None, Option(help="New folder of the model, if it moved; for an index.")] = None,
     root: Annotated[Path | None, Option(help="The folder of a data set.")] = None,
     split: Annotated[str, Option(help="The split to use, if there are splits.")] = "test",
-    false_match_rate: Annotated[
-        float,
-        Option(
-            min=1e-12, max=0.5, callback=options.finite, help="Share of different pairs that may be called the same."
-        ),
-    ] = 1e-3,
-    similar_rate: Annotated[
-        float,
-        Option(
-            min=1e-12, max=0.5, callback=options.finite, help="Share of different pairs that may be called similar."
-        ),
-    ] = 5e-2,
+    false_match_rate: Annotated[float, _rate(help="Share of different pairs that may be called the same.")] = 1e-3,
+    similar_rate: Annotated[float, _rate(help="Share of different pairs that may be called similar.")] = 5e-2,
     wait: options.Wait = 0.0,
     weights: options.Weights = None,
     device: options.Device = None,
@@ -301,17 +263,9 @@ def calibrate(
 
     options.refuse_unused(data is None, "without --data", "root", "split", "max_pixels")
     options.refuse_unused(not is_index(target), "on a model, which has no other writers", "wait")
-    calibration, remarks = calibrate_target(
-        target,
-        data,
-        model=model,
-        root=root,
-        split=split,
-        same_rate=false_match_rate,
-        similar_rate=similar_rate,
-        wait=wait,
-        **options.drop_none(weights=weights, device=device, download=download),
-    )
+    given: dict[str, Any] = {"same_rate": false_match_rate, "similar_rate": similar_rate, "wait": wait}
+    given |= {"model": model, "root": root, "weights": weights, "device": device, "download": download}
+    calibration, remarks = calibrate_target(target, data, split=split, **given)
     for sentence in remarks:
         options.remark_aside(str(sentence))
     if as_json:
@@ -352,19 +306,17 @@ def duplicates(
     options.refuse_unused(is_index(target), "on an index, whose vectors are compared", *unused)
     options.refuse_unused(as_json, "with --json, which has all groups", "top")
     remarks: list[str] = []
-    groups, count = find_duplicates(
-        target,
-        threshold=similarity,
-        model=model,
-        remarks=remarks,
-        **options.drop_none(weights=weights, device=device, download=download),
-    )
+    opening: dict[str, Any] = {"model": model, "weights": weights, "device": device, "download": download}
+    groups, count = find_duplicates(target, threshold=similarity, remarks=remarks, **opening)
     for sentence in remarks:
         options.remark_aside(sentence)
     if as_json:
-        options.print_json(
-            {"images": count, "similarity": similarity, "groups": [_group_summary(group) for group in groups]}
-        )
+        rows = [
+            {"ids": [item.id for item in group.items], "similarity": round(group.similarity, 6)}
+            | {key: getattr(group, key) for key in ("identical", "crosses", "labels")}
+            for group in groups
+        ]
+        options.print_json({"images": count, "similarity": similarity, "groups": rows})
         return
     images = sum(len(group.items) for group in groups)
     crossing, mixed = sum(group.crosses for group in groups), sum(len(group.labels) > 1 for group in groups)
@@ -383,8 +335,3 @@ def duplicates(
             typer.echo(f"        {printable(item.id)}")
     if top and len(groups) > top:
         typer.echo(f"… and {len(groups) - top:,} more groups (--top 0 shows all)")
-
-
-def _group_summary(group: Group) -> dict[str, Any]:
-    summary = {key: getattr(group, key) for key in ("identical", "crosses", "labels")}
-    return {"ids": [item.id for item in group.items], "similarity": round(group.similarity, 6), **summary}

@@ -190,22 +190,20 @@ def search_images(
     """
     with nullcontext(index) if isinstance(index, Index) else Index.open(index, model, **opening) as opened:
         options: dict[str, Any] = {"k": k, "where": where, "exact": exact}
-        results: list[QueryResult | None] = []
-        images: list[tuple[int, Path]] = []  # with their places in ``results``
+        asked: list[Path | str] = []
         for name in map(str, queries):
-            files = [path := Path(name)]
+            path = Path(name)
             if path.is_dir():
                 listing = scan_images(path, labels=False)
                 for remark in listing.remarks:
                     logger.info(remark)
-                files = [image.path for image in listing.images]
-            elif not path.is_file():
-                if name not in opened.get([name]):
-                    raise InputError(f"{name!r} is neither a file, a folder, nor an id of {opened.address}.")
-                results.append(QueryResult(name, opened.search_id(name, **options)))
-                continue
-            images += enumerate(files, len(results))
-            results += [None] * len(files)
+                asked += [image.path for image in listing.images]
+            elif path.is_file() or name in opened.get([name]):
+                asked.append(path if path.is_file() else name)
+            else:
+                raise InputError(f"{name!r} is neither a file, a folder, nor an id of {opened.address}.")
+        results = {n: opened.search_id(name, **options) for n, name in enumerate(asked) if isinstance(name, str)}
+        images = [(number, path) for number, path in enumerate(asked) if isinstance(path, Path)]
         bad: list[BadImage] = []
         for start in range(0, len(images), _BATCH):
             batch = images[start : start + _BATCH]
@@ -213,12 +211,12 @@ def search_images(
             answers = opened.search_many([path for _, path in batch], on_bad=errors.__setitem__, **options)
             for number, ((place, path), matches) in enumerate(zip(batch, answers, strict=True)):
                 if (error := errors.get(number)) is None:
-                    results[place] = QueryResult(path, matches)
+                    results[place] = matches
                 elif on_bad_image == "error":
                     raise with_skip_advice(error, str(path)) from error
                 else:
                     bad.append(BadImage(start + number, str(path), error.reason, error.kind))
-    answered = [result for result in results if result is not None]
+    answered = [QueryResult(query, results[number]) for number, query in enumerate(asked) if number in results]
     if bad:
         if not answered:
             raise DataError(bad_image_summary(bad, "there is nothing to search with"))

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import DataError, ImageError, InputError
 from recollect.search.encoder import open_encoder
+from recollect.search.exact import pair_tiles
 from recollect.search.index import Index
 from recollect.search.stores.base import Item, is_index
 from recollect.search.sync import digest_of, scan_images
@@ -61,8 +61,6 @@ def group_vectors(vectors: NDArray[np.float32], threshold: float) -> tuple[Place
     """
     if not -1 <= threshold <= 1:
         raise InputError(f"the similarity is {threshold}: choose one from -1 to 1, e.g. 0.95.")
-    if vectors.ndim != 2 or not np.isfinite(vectors).all():
-        raise InputError("near-duplicates need N × d vectors with finite values.")
     roots, lowest = np.arange(len(vectors)), np.full(len(vectors), np.inf, np.float32)
     for left, right, values in close_pairs(vectors, threshold):
         join_pairs(roots, lowest, left, right, values)
@@ -71,19 +69,13 @@ def group_vectors(vectors: NDArray[np.float32], threshold: float) -> tuple[Place
 
 def close_pairs(vectors: NDArray[np.float32], threshold: float) -> Iterator[tuple[Places, Places, NDArray[np.float32]]]:
     """All pairs at least this similar, some at a time: the earlier vectors, the later ones, their similarities."""
-    rows = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
-    with ProgressLine("comparing", len(rows)) as line:
-        for start in range(0, len(rows), _ROWS):
-            left = rows[start : start + _ROWS]
-            for first in range(start, len(rows), _ROWS):
-                tile = left @ rows[first : first + _ROWS].T
-                close = tile >= threshold
-                if first == start:
-                    close.triu_(1)
-                ones, others = close.nonzero(as_tuple=True)
-                if len(ones):
-                    yield ones.numpy() + start, others.numpy() + first, tile[ones, others].numpy()
-            line.advance(len(left))
+    with ProgressLine("comparing", len(vectors)) as line:
+        for left, right, tile, pairs in pair_tiles(vectors, _ROWS):
+            ones, others = pairs.logical_and_(tile >= threshold).nonzero(as_tuple=True)
+            if len(ones):
+                yield ones.numpy() + left.start, others.numpy() + right.start, tile[ones, others].numpy()
+            if right.stop >= len(vectors):  # the last tile of these rows
+                line.advance(len(tile))
 
 
 def groups_of(roots: Places, lowest: NDArray[np.float32]) -> tuple[Places, NDArray[np.float32]]:
@@ -142,8 +134,15 @@ def find_duplicates(
         >>> compared
         40
     """
+    items: list[Item] = []
     if is_index(target):
-        items, vectors = _read_items(target)
+        with Index.open(target) as index:
+            # Items without their vectors, and the vectors: a million of 512 values are 2 GB, so they are in memory once.
+            vectors = np.empty((len(index), index.generation.dim), np.float32)
+            for item in islice(index.store.iterate(index.generation.number, vectors=True), len(vectors)):
+                vectors[len(items)] = item.vector
+                items.append(replace(item, vector=None, source="", stamp=""))
+            vectors = vectors[: len(items)]
     else:
         listing = scan_images(target)
         errors: dict[int, ImageError] = {}
@@ -162,17 +161,6 @@ def find_duplicates(
         members.setdefault(root, []).append(item)
     groups = [_group(same, float(lowest[root])) for root, same in members.items() if len(same) > 1]
     return sorted(groups, key=lambda group: (-len(group.items), group.items[0].id)), len(items)
-
-
-def _read_items(address: str | Path) -> tuple[list[Item], NDArray[np.float32]]:
-    """Items without their vectors, and the vectors: a million of 512 values are 2 GB, so they are in memory once."""
-    with Index.open(address) as index:
-        vectors = np.empty((len(index), index.generation.dim), np.float32)
-        items: list[Item] = []
-        for item in islice(index.store.iterate(index.generation.number, vectors=True), len(vectors)):
-            vectors[len(items)] = item.vector
-            items.append(replace(item, vector=None, source="", stamp=""))
-    return items, vectors[: len(items)]
 
 
 def _group(items: list[Item], similarity: float) -> Group:

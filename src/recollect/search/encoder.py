@@ -222,7 +222,7 @@ class Decoder:
     def __init__(self, max_pixels: int, at_least: Callable[[], int | None] = lambda: None) -> None:
         self._max_pixels, self._at_least = max_pixels, at_least
         self._turns = asyncio.Semaphore(_PROCESSES)
-        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        self._idle: SimpleQueue[Any] = SimpleQueue()  # processes
         self._decoded, self._budget = 0, threading.Condition()
 
     def start(self) -> None:
@@ -257,35 +257,31 @@ class Decoder:
             self._reserve(-pixels.nbytes)
 
     def _decode(self, file: IO[bytes]) -> tuple[bytes, NDArray[np.uint8]]:
-        content, process = file.read(), self._idle.get()
-        try:
-            return content, self._pixels(process, content)
-        except (OSError, struct.error) as error:  # it was killed, or died of the image
-            with suppress(OSError), process:
-                process.kill()
-            process = self._process()
-            raise ImageError("the image takes too long to decode, or is damaged.") from error
-        finally:
-            self._idle.put(process)
-
-    def _pixels(self, process: Any, content: bytes) -> NDArray[np.uint8]:
+        content, process, size = file.read(), self._idle.get(), 0
         timer = threading.Timer(SECONDS, process.kill)
         timer.start()
         try:
             process.stdin.write(_SIZES.pack(len(content), self._at_least() or 0) + content)
             process.stdin.flush()
             height, width = _SIZES.unpack(process.stdout.read(_SIZES.size))
+            timer.cancel()
+            if not height:
+                large = f"the image has more pixels than the limit of {self._max_pixels:,}. Shrink it."
+                raise ImageError(large if width else "this is not a readable image.")
+            self._reserve(size := 3 * height * width)
+            pixels = np.empty((height, width, 3), np.uint8)
+            if process.stdout.readinto(pixels.data.cast("B")) < size:
+                raise OSError("the process has ended.")
+            return content, pixels
+        except (OSError, struct.error) as error:  # it was killed, or died of the image
+            self._reserve(-size)
+            with suppress(OSError), process:
+                process.kill()
+            process = self._process()
+            raise ImageError("the image takes too long to decode, or is damaged.") from error
         finally:
             timer.cancel()
-        if not height:
-            large = f"the image has more pixels than the limit of {self._max_pixels:,}. Shrink it."
-            raise ImageError(large if width else "this is not a readable image.")
-        self._reserve(3 * height * width)
-        pixels = np.empty((height, width, 3), np.uint8)
-        if process.stdout.readinto(pixels.data.cast("B")) < pixels.nbytes:
-            self._reserve(-pixels.nbytes)
-            raise OSError("the process has ended.")
-        return pixels
+            self._idle.put(process)
 
     def _reserve(self, size: int) -> None:
         with self._budget:

@@ -5,6 +5,7 @@ Reports, ``recollect search`` and the index in a file use it. Metrics do not: th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,21 +58,31 @@ def nearest(
         >>> neighbours.indices.tolist(), neighbours.similarities.tolist()
         ([[0], [1]], [[1.0], [1.0]])
     """
-    for name, vectors in (("queries", queries), ("gallery", gallery)):
-        if vectors.ndim != 2 or not len(vectors):
-            raise InputError(f"{name}: give N × d vectors, at least one; the shape is {vectors.shape}.")
-        if not np.isfinite(vectors).all():
-            raise InputError(f"{name}: a value is not finite (NaN or infinity); embed the images again.")
-    if queries.shape[1] != gallery.shape[1]:
+    if gallery.ndim != 2 or not len(gallery) or not np.isfinite(gallery).all():
         raise InputError(
-            f"queries have {queries.shape[1]} dimensions and the gallery {gallery.shape[1]}: embed both with one model."
+            f"the gallery must be N × d finite values with at least one vector; its shape is {gallery.shape}."
         )
-    if k < 1:
-        raise InputError(f"k is {k}: it must be at least 1.")
+    queries = check_queries(queries, gallery.shape[1], k)
     count = min(k, len(gallery) - bool(own is not None and (own >= 0).any()))
     if count < 1:
         raise InputError("the gallery contains no vector besides the query itself: add images to it.")
     return nearest_unchecked(queries, np.ascontiguousarray(gallery, np.float32), count, own=own)
+
+
+def check_queries(queries: NDArray[np.float32], dim: int, k: int) -> NDArray[np.float32]:
+    """Queries as Q × dim float32.
+
+    Raises:
+        InputError: a wrong shape, values that are not finite, or a ``k`` below 1.
+    """
+    if k < 1:
+        raise InputError(f"k is {k}: it must be at least 1.")
+    rows = np.ascontiguousarray(queries, np.float32)
+    if rows.ndim != 2 or rows.shape[1] != dim:
+        raise InputError(f"queries must have {dim} dimensions, but the shape is {rows.shape}.")
+    if not np.isfinite(rows).all():
+        raise InputError("queries: a value is not finite (NaN or infinity).")
+    return rows
 
 
 def nearest_unchecked(
@@ -90,6 +101,8 @@ def nearest_unchecked(
         own: as in ``nearest``.
         allowed: which of the N may be results; all when None.
     """
+    if k == 0:
+        return Neighbours(np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32))
     right = torch.from_numpy(gallery)
     rows = max(1, _TILE_BYTES // (4 * len(gallery)))
     indices = np.empty((len(queries), k), np.int64)
@@ -116,6 +129,25 @@ def nearest_unchecked(
     return Neighbours(indices, similarities)
 
 
+def pair_tiles(vectors: NDArray[np.float32], size: int) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """Dot products of all pairs, ``size`` × ``size`` at a time.
+
+    Yields:
+        The rows of a tile, its columns, the products, and which of them belong to pairs: each pair once.
+
+    Raises:
+        InputError: not N × d finite values.
+    """
+    if vectors.ndim != 2 or not np.isfinite(vectors).all():
+        raise InputError(f"vectors must be N × d finite values; their shape is {vectors.shape}.")
+    rows = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
+    for start in range(0, len(rows), size):
+        for first in range(start, len(rows), size):
+            left, right = slice(start, start + size), slice(first, first + size)
+            tile = rows[left] @ rows[right].T
+            yield left, right, tile, torch.ones_like(tile, dtype=torch.bool).triu_(start - first + 1)
+
+
 def _products(queries: Tensor, gallery: Tensor) -> Tensor:
     """Q × N dot products in float32, some rows of the gallery at a time.
 
@@ -125,9 +157,8 @@ def _products(queries: Tensor, gallery: Tensor) -> Tensor:
     """
     if len(queries) >= _MANY and gallery.dtype == torch.float32:
         return queries @ gallery.T
-    right = (
-        queries if len(queries) > 1 else queries.repeat(2, 1)
-    ).T  # not expand(): a stride of 0 is five times slower
+    # Not expand(): a stride of 0 is five times slower.
+    right = (queries if len(queries) > 1 else queries.repeat(2, 1)).T
     products = torch.empty(len(queries), len(gallery))
     rows = _ROWS if gallery.dtype == torch.float32 else _HALF_ROWS
     for start in range(0, len(gallery), rows):

@@ -9,10 +9,11 @@ updates and searches in one call.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -38,14 +39,22 @@ from recollect.search.stores.base import (
     Store,
     StoreError,
     Vectors,
-    abbreviate,
     check_ids,
     clean_metadata,
     clean_where,
     open_store,
 )
 from recollect.search.stores.vector_file import VectorFile
-from recollect.search.sync import ImageListing, SyncChanges, add_images, digest_of, refill, scan_images, sync_images
+from recollect.search.sync import (
+    ImageListing,
+    SyncChanges,
+    add_images,
+    batches,
+    digest_of,
+    refill,
+    scan_images,
+    sync_images,
+)
 
 if TYPE_CHECKING:
     from recollect.models import Embedder
@@ -95,7 +104,7 @@ class Index:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.store.close()
+        self.close()
 
     def __len__(self) -> int:
         return self.count()
@@ -131,12 +140,12 @@ class Index:
                     raise InputError(f"{store.address}: there is already an index. Open it, or choose another address.")
                 store.drop_generation(1)  # left by a process that ended before it wrote the settings
                 store.create_generation(1, generation.dim, half)
-                settings = Settings(generation)
-                settings.write(store)
+                index = cls(store, Settings(generation), encoder, **opening)
+                index._write(index._settings)
         except BaseException:
             store.close()
             raise
-        return cls(store, settings, encoder, **opening)
+        return index
 
     @classmethod
     def open(
@@ -175,7 +184,8 @@ class Index:
                 raise NoIndexError(store.address)
             index = cls(store, settings, **opening)
             if model is not None:
-                index._use(open_encoder(model, **{"precision": settings.current.model.get("precision"), **opening}))
+                opening["precision"] = opening.get("precision") or settings.current.model.get("precision")
+                index._use(open_encoder(model, **opening))
         except BaseException:
             store.close()
             raise
@@ -245,14 +255,8 @@ class Index:
     def examples(self, count: int) -> list[Item]:
         """A few images with different labels, from the first thousand."""
         items = self._retry(lambda generation: list(islice(self.store.iterate(generation.number), 1000)))
-        turns: Counter[str] = Counter()
-
-        def turn(item: Item) -> int:  # how many of its label come before it
-            label = item.metadata.get("label", "")
-            turns[label] += 1
-            return turns[label]
-
-        return sorted(items, key=turn)[:count]
+        turns: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)  # how many of its label come before it
+        return sorted(items, key=lambda item: next(turns[item.metadata.get("label", "")]))[:count]
 
     def picture(self, name: str) -> Path | bytes | None:
         """The image of an item: its file, or the bytes that were added; None if neither exists."""
@@ -267,20 +271,12 @@ class Index:
     def info(self) -> dict[str, Any]:
         """A description of the index, as plain values."""
         generation = self._refresh()
-        building = self._settings.building
-        return {
-            "address": self.address,
-            "items": self.count(),
-            "generation": generation.number,
-            "dim": generation.dim,
-            "half": generation.half,
-            "model": generation.model,
-            "approximate": generation.approximate,
-            "calibration": generation.calibration,
-            "building": None
-            if building is None
-            else {"generation": building.number, "model": building.model, "items": self.store.count(building.number)},
-        }
+        facts = {name: getattr(generation, name) for name in ("dim", "half", "model", "approximate", "calibration")}
+        rebuild = None
+        if (new := self._settings.building) is not None:
+            rebuild = {"generation": new.number, "model": new.model, "items": self.store.count(new.number)}
+        place = {"address": self.address, "items": self.count(), "generation": generation.number}
+        return {**place, **facts, "building": rebuild}
 
     def sync(
         self,
@@ -333,11 +329,7 @@ class Index:
             wait: seconds to wait for another process that is writing.
         """
         names = [_default_id(image) for image in images] if ids is None else list(ids)
-        columns = [None] * len(names) if metadata is None else list(metadata)
-        if not len(images) == len(names) == len(columns):
-            raise InputError(
-                f"{len(images)} images, {len(names)} ids and {len(columns)} metadata: give one id and metadata per image."
-            )
+        columns = _columns(f"{len(images)} images", len(images), names, metadata)
         check_ids(names)
         with self.store.writing(wait):
             return add_images(self.store, self._refresh(), self._embed, images, names, columns)
@@ -363,24 +355,22 @@ class Index:
         Raises:
             OtherModelError: another model's fingerprint.
         """
-        columns = [None] * len(ids) if metadata is None else list(metadata)
-        rows = np.asarray(vectors, np.float32)
-        if rows.ndim != 2 or not len(rows) == len(ids) == len(columns):
-            raise InputError(
-                f"{rows.shape} vectors, {len(ids)} ids and {len(columns)} metadata: give one id and metadata per vector."
-            )
-        contents = [("", None)] * len(ids) if pictures is None else [digest_of(content) for content in pictures]
+        columns, rows = (
+            _columns(f"{len(vectors)} vectors", len(vectors), ids, metadata),
+            np.asarray(vectors, np.float32),
+        )
+        contents = [("", None)] * len(ids) if pictures is None else list(map(digest_of, pictures))
         with self.store.writing(wait):
             generation = self._refresh()
             self._check_fingerprint(fingerprint, generation, "the model that made these vectors")
-            items = [
-                Item(name, row, clean_metadata(extra), digest, picture=picture)
+            items = (
+                Item(name, row, extra, digest, picture=picture)
                 for name, row, extra, (digest, picture) in zip(
                     ids, self._shorten(rows, generation), columns, contents, strict=True
                 )
-            ]
-            for start in range(0, len(items), 4096):
-                self.store.put(generation.number, items[start : start + 4096])
+            )
+            for batch in batches(items, 4096):
+                self.store.put(generation.number, batch)
         return len(ids)
 
     def remove(self, ids: Sequence[str], *, wait: float = 0.0) -> int:
@@ -479,7 +469,7 @@ class Index:
         """
         item = self.get([name], vectors=True).get(name)
         if item is None or item.vector is None:
-            raise InputError(f"{abbreviate(name)!r} is not an id of this index.")
+            raise InputError(f"{name[:80]!r} is not an id of this index.")
         matches = self.search_vectors(item.vector[None], k + 1, where, exact=exact)[0]
         return [match for match in matches if match.id != name][:k]
 
@@ -620,7 +610,7 @@ class Index:
         return rows if rows.shape[1] == generation.dim else shorten(rows, generation.dim)
 
     def _write(self, settings: Settings) -> None:
-        settings.write(self.store)
+        self.store.write_document("settings", asdict(settings))
         self._settings, self._read_at = settings, time.monotonic()
 
     def _change(self, **changes: Any) -> None:
@@ -649,6 +639,16 @@ def match_level(similarity: float, calibration: Mapping[str, Any]) -> str:
     """*same*, *similar* or *unknown*, by the thresholds of a calibration."""
     levels = (level for level in ("same", "similar") if similarity >= calibration[level]["similarity"])
     return next(levels, "unknown")
+
+
+def _columns(
+    things: str, count: int, ids: Sequence[str], metadata: Sequence[Mapping[str, object] | None] | None
+) -> list[dict[str, str]]:
+    """The metadata of images or vectors as it is stored; refuses another number of ids or metadata."""
+    columns = [None] * len(ids) if metadata is None else metadata
+    if not count == len(ids) == len(columns):
+        raise InputError(f"{things}, {len(ids)} ids and {len(columns)} metadata: give one id and metadata for each.")
+    return list(map(clean_metadata, columns))
 
 
 def _default_id(image: Any) -> str:

@@ -13,13 +13,13 @@ import io
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import numpy as np
@@ -30,7 +30,8 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from fastapi.security import HTTPBearer
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic_core import from_json
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.datastructures import Headers, MutableHeaders, UploadFile
 from starlette.formparsers import MultiPartException
@@ -42,7 +43,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from recollect._version import __version__
 from recollect.common.errors import ImageError, InputError, RecollectError
 from recollect.common.images import read_image
-from recollect.common.text import printable
 from recollect.search.encoder import Decoder
 from recollect.search.index import Index, OtherModelError
 from recollect.search.stores import NEIGHBOURS
@@ -90,28 +90,25 @@ _EXAMPLES = 14
 # Requests and responses, as the OpenAPI description has them.
 
 
-class SearchResult(BaseModel):
-    """One image found."""
-
-    id: str
-    similarity: float
-    verdict: str | None
-    metadata: dict[str, str]
-    thumbnail: str
-
-
-class FoundItems(BaseModel):
-    """The answer to a search, best first."""
-
-    results: list[SearchResult]
-
-
 class ItemAnswer(BaseModel):
     """One image of the index."""
 
     id: str
     metadata: dict[str, str]
     thumbnail: str
+
+
+class SearchResult(ItemAnswer):
+    """One image found."""
+
+    similarity: float
+    verdict: str | None
+
+
+class FoundItems(BaseModel):
+    """The answer to a search, best first."""
+
+    results: list[SearchResult]
 
 
 class Problem(BaseModel):
@@ -135,23 +132,52 @@ class Health(BaseModel):
     version: str
 
 
-def _body(kinds: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The description of a body: its fields, of which an image and an id are required."""
+# Python checks pairs up to the first mistake; pydantic would collect tens of thousands, for a second.
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """A JSON object, which is text in a form; empty where nothing is given."""
+    pairs = from_json(value) if value and isinstance(value, str) else value or {}
+    if not isinstance(pairs, dict):
+        raise InputError("it must be an object of names and values.")
+    return pairs
+
+
+def _where(value: Any) -> Where:
+    pairs = _object(value)
+    if len(pairs) > MAX_COLUMNS or any(isinstance(some, list) and len(some) > MAX_VALUES for some in pairs.values()):
+        raise InputError(f"it may have {MAX_COLUMNS} names, with {MAX_VALUES:,} values each.")
+    return clean_where(pairs)
+
+
+class SearchRequest(BaseModel, extra="forbid"):
+    """The fields of a search besides an image: in a form, or in JSON with an id."""
+
+    id: Annotated[str, Field(max_length=LONGEST_ID)] | None = None
+    k: Annotated[int, Field(ge=1, le=MAX_RESULTS)] = NEIGHBOURS
+    where: Annotated[Where, BeforeValidator(_where)] = {}
+
+
+class AddRequest(BaseModel, extra="forbid"):
+    """The fields of an image to add."""
+
+    id: Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
+    metadata: Annotated[dict[str, str], BeforeValidator(lambda value: clean_metadata(_object(value)))] = {}
+
+
+def _body(model: type[BaseModel], *kinds: str) -> dict[str, Any]:
+    """The description of a body. Forms have an image besides."""
     content = {}
-    for kind, fields in kinds.items():
-        required = [name for name in fields if name in ("image", "id")]
-        content[kind] = {"schema": {"type": "object", "required": required, "properties": fields}}
+    for kind in kinds:
+        schema = model.model_json_schema()
+        if kind == _FORM:
+            schema["properties"]["image"] = {"type": "string", "format": "binary"}
+        schema["required"] = [*schema.get("required", []), "image" if kind == _FORM else "id"]
+        content[kind] = {"schema": schema}
     return {"requestBody": {"required": True, "content": content}}
 
 
-_TEXT, _IMAGE = {"type": "string"}, {"type": "string", "format": "binary"}
-_ID = {"type": "string", "minLength": 1, "maxLength": LONGEST_ID}
-_K = {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS, "default": NEIGHBOURS}
-_ALTERNATIVES = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_VALUES}]}
-_PAIRS = {"type": "object", "maxProperties": MAX_COLUMNS, "additionalProperties": _ALTERNATIVES}
 _JSON, _FORM = "application/json", "multipart/form-data"
-SEARCH_BODY = _body({_JSON: {"id": _ID, "k": _K, "where": _PAIRS}, _FORM: {"image": _IMAGE, "k": _K, "where": _TEXT}})
-ADD_BODY = _body({_FORM: {"image": _IMAGE, "id": _ID, "metadata": _TEXT}})
 
 
 @dataclass(frozen=True)
@@ -200,9 +226,8 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
         redoc_url=None,
         redirect_slashes=False,
     )
-    for path, endpoint, options in _routes(service):
-        app.add_api_route(path, endpoint, **options)
-    for kind in (RecollectError, ClientDisconnect, Exception):
+    _add_routes(app, service)
+    for kind in (RecollectError, ValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _problem)
     if limits.hosts is not None:
         # Against DNS rebinding: a foreign page whose name resolves to this machine sends its own name.
@@ -210,38 +235,29 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
     return Guard(app, metrics, limits.max_bytes)
 
 
-def _routes(service: _Service) -> list[tuple[str, Any, dict[str, Any]]]:
-    """Path, endpoint and description of everything that is served."""
+def _add_routes(app: FastAPI, service: _Service) -> None:
+    """Everything that is served, with its description."""
 
-    def described(method: str, *refusals: int, **options: Any) -> dict[str, Any]:
-        codes = {code: {"model": Problem} for code in (400, *refusals, 503)}
-        return {
-            "methods": [method],
-            "response_model": None,
-            **options,
-            "responses": options.get("responses", {}) | codes,
-        }
+    def add(method: str, path: str, endpoint: Any, *refusals: int, **options: Any) -> None:
+        described = options.pop("responses", {}) | {code: {"model": Problem} for code in (400, *refusals, 503)}
+        app.add_api_route(path, endpoint, methods=[method], responses=described, **options)
 
-    hidden = {"methods": ["GET"], "include_in_schema": False, "response_model": None}
-    picture = {200: {"content": {"image/jpeg": {}}}, 304: {"description": "Not modified"}}
     item, body = "/items/{item_id:any_text}", (401, 403, 404, 413, 415, 422)
+    picture = {200: {"content": {"image/jpeg": {}}}, 304: {"description": "Not modified"}}
     # Only described here; ``_check_writer`` checks it.
     token = HTTPBearer(scheme_name="token", description="The token of recollect serve --write.", auto_error=False)
-    write, raw = {"dependencies": [Depends(token)]}, {"response_class": Response}
-    added = {**write, "status_code": 201, "response_model": ItemAnswer, "openapi_extra": ADD_BODY}
-    return [
-        ("/", service.page, hidden),
-        ("/page.{kind}", service.asset, hidden),
-        ("/search", service.search, described("POST", *body, response_model=FoundItems, openapi_extra=SEARCH_BODY)),
-        ("/items", service.add, described("POST", *body, **added)),
-        (item, service.item, described("GET", 404, response_model=ItemAnswer)),
-        (item, service.remove, described("DELETE", 401, 403, 404, **write, **raw, status_code=204)),
-        ("/thumbnails/{item_id:any_text}", service.thumbnail, described("GET", 404, **raw, responses=picture)),
-        ("/examples", service.examples, described("GET", response_model=list[ItemAnswer])),
-        ("/labels", service.labels, described("GET", response_model=dict[str, int])),
-        ("/health", service.health, described("GET", response_model=Health)),
-        ("/metrics", service.metrics_text, described("GET", response_class=PlainTextResponse)),
-    ]
+    write: dict[str, Any] = {"dependencies": [Depends(token)]}
+    add("GET", "/", service.page, include_in_schema=False)
+    add("GET", "/page.{kind}", service.page, include_in_schema=False)
+    add("POST", "/search", service.search, *body, openapi_extra=_body(SearchRequest, _JSON, _FORM))
+    add("POST", "/items", service.add, *body, status_code=201, openapi_extra=_body(AddRequest, _FORM), **write)
+    add("GET", item, service.item, 404)
+    add("DELETE", item, service.remove, 401, 403, 404, status_code=204, response_class=Response, **write)
+    add("GET", "/thumbnails/{item_id:any_text}", service.thumbnail, 404, response_class=Response, responses=picture)
+    add("GET", "/examples", service.examples)
+    add("GET", "/labels", service.labels)
+    add("GET", "/health", service.health)
+    add("GET", "/metrics", service.metrics_text, response_class=PlainTextResponse)
 
 
 class Metrics:
@@ -274,18 +290,15 @@ class Connection(H11Protocol):
         self.start = self.loop.time()
         self.loop.call_later(_HEADER_SECONDS, lambda: transport.close() if self.cycle is None else None)
         if len(self.connections) > MAX_CONNECTIONS:
-            waiting = [other for other in self.connections if isinstance(other, Connection) and other.is_waiting()]
+            waiting = [other for other in self.connections if other.is_waiting()]
             if waiting:
                 min(waiting, key=lambda other: other.start).transport.close()
 
     def is_waiting(self) -> bool:
         """Whether the client has to send something first."""
-        request = self.cycle
-        return not self.transport.is_closing() and (
-            request is None
-            or request.response_complete
-            or request.more_body  # the last: an upload that is not complete
-        )
+        request = self.cycle  # ``more_body``: an upload that is not complete
+        waits = request is None or request.response_complete or request.more_body
+        return waits and not self.transport.is_closing()
 
 
 class Guard:
@@ -349,10 +362,6 @@ class _AnyText(StringConvertor):
 
     regex = r"[\s\S]*"
 
-    def to_string(self, value: str) -> str:
-        """As it is."""
-        return value
-
 
 register_url_convertor("any_text", _AnyText())
 
@@ -368,58 +377,48 @@ class _Service:
         self._thumbnail = lru_cache(2000)(self._shrunk)  # 20 MB
         metrics.gauge("recollect_items", "Images in the index.", index.count)
         metrics.gauge("recollect_generation", "Generation of the index that answers.", lambda: index.generation.number)
-        metrics.gauge("recollect_waiting_queries", "Queries that wait to be embedded.", lambda: self.batcher.waiting)
+        metrics.gauge("recollect_waiting_queries", "Queries that wait to be embedded.", self.batcher.queue.qsize)
 
-    async def page(self) -> Any:
-        """The web page."""
-        return FileResponse(PAGE / "page.html", media_type="text/html; charset=utf-8")
-
-    async def asset(self, kind: str) -> Any:
-        """Its script, style and icon."""
-        types = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
+    async def page(self, kind: str = "html") -> Response:
+        """The web page, its script, style and icon."""
+        types = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
         if kind not in types:
             raise HTTPException(404, "there is no such page.")
         return FileResponse(PAGE / f"page.{kind}", media_type=types[kind])
 
-    async def search(self, request: Request) -> Any:
+    async def search(self, request: Request) -> FoundItems:
         """Find the images most similar to an uploaded one, or to one of the index."""
         present = partial(_present, request)
-        async with self._fields(request, ("image", "id", "k", "where")) as fields:
-            k, where = _count(fields.get("k", NEIGHBOURS)), _where(fields.get("where"))
-            if (image := self._image(fields)) is not None:
+        async with self._fields(request, SearchRequest) as (image, fields):
+            options = {"present": present, "k": fields.k, "where": fields.where}
+            if image is not None:
                 async with self.decoder.decoded(image, present) as (_, pixels):
-                    matches = await self.batcher.answer(Job(present, k, where, image=pixels))
+                    matches = await self.batcher.answer(Job(**options, image=pixels))
+            elif fields.id:
+                await run_in_threadpool(self._get_item, fields.id)
+                matches = await self.batcher.answer(Job(**options, name=fields.id))
             else:
-                name = fields.get("id")
-                if not isinstance(name, str) or not name:
-                    raise HTTPException(422, "send an image, or the id of one in the index.")
-                await run_in_threadpool(self._get_item, name)
-                matches = await self.batcher.answer(Job(present, k, where, name=name))
-        return {
-            "results": [{**_answer(match), "similarity": match.similarity, "verdict": match.level} for match in matches]
-        }
+                raise HTTPException(422, "send an image, or the id of one in the index.")
+        rows = [SearchResult(**_answer(m), similarity=m.similarity, verdict=m.level) for m in matches]
+        return FoundItems(results=rows)
 
-    async def add(self, request: Request) -> Any:
+    async def add(self, request: Request) -> ItemAnswer:
         """Add an image, or replace the one with the same id."""
         self._check_writer(request)
-        async with self._fields(request, ("image", "id", "metadata")) as fields:
-            image, name = self._image(fields), fields.get("id")
-            columns = _json(fields.get("metadata") or "{}", "metadata")
-            if image is None or not isinstance(name, str):
+        async with self._fields(request, AddRequest) as (image, fields):
+            if image is None:
                 raise HTTPException(422, "send an image and an id.")
-            if not isinstance(columns, dict):
-                raise HTTPException(422, "metadata must be an object of names and values.")
-            check_ids([name])
-            metadata, present = clean_metadata(columns), partial(_present, request)
+            check_ids([fields.id])
+            present = partial(_present, request)
             async with self.decoder.decoded(image, present) as (content, pixels):
-                vector, fingerprint = await self.batcher.answer(Job(present, 0, Where(), image=pixels))
+                vector, fingerprint = await self.batcher.answer(Job(present, 0, {}, image=pixels))
         origin = {"pictures": [content], "fingerprint": fingerprint}
-        await self._write(self.index.add_vectors, vector[None], [name], [metadata], **origin)
-        return _answer(Item(name, metadata=metadata))
+        await self._write(self.index.add_vectors, vector[None], [fields.id], [fields.metadata], **origin)
+        return ItemAnswer(**_answer(Item(fields.id, metadata=fields.metadata)))
 
-    def item(self, item_id: str) -> Any:
+    def item(self, item_id: str) -> ItemAnswer:
         """One image of the index."""
-        return _answer(self._get_item(item_id))
+        return ItemAnswer(**_answer(self._get_item(item_id)))
 
     def _get_item(self, name: str) -> Item:
         item = self.index.get([name]).get(name)
@@ -427,14 +426,14 @@ class _Service:
             raise HTTPException(404, "there is no image with this id.")
         return item
 
-    async def remove(self, item_id: str, request: Request) -> Any:
+    async def remove(self, item_id: str, request: Request) -> Response:
         """Remove an image from the index."""
         self._check_writer(request)
         if not await self._write(self.index.remove, [item_id]):
             raise HTTPException(404, "there is no image with this id.")
         return Response(status_code=204)
 
-    def thumbnail(self, item_id: str, request: Request) -> Any:
+    def thumbnail(self, item_id: str, request: Request) -> Response:
         """A small copy of an image of the index."""
         item = self._get_item(item_id)
         try:
@@ -458,9 +457,9 @@ class _Service:
         image.save(buffer, "JPEG", quality=85)
         return buffer.getvalue()
 
-    def examples(self) -> Any:
+    def examples(self) -> list[ItemAnswer]:
         """Some images of the index, of different labels, to begin a search with."""
-        return [_answer(item) for item in self.index.examples(_EXAMPLES)]
+        return [ItemAnswer(**_answer(item)) for item in self.index.examples(_EXAMPLES)]
 
     def labels(self) -> dict[str, int]:
         """The existing labels, with their numbers of images."""
@@ -483,7 +482,7 @@ class _Service:
             version=__version__,
         )
 
-    def metrics_text(self) -> Any:
+    def metrics_text(self) -> Response:
         """Counters for Prometheus."""
         text = prometheus_client.generate_latest(self.metrics.registry)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -499,27 +498,14 @@ class _Service:
         work = partial(change, *values, **options, wait=10)  # for another process
         return await asyncio.get_running_loop().run_in_executor(self.writer, work)
 
-    def _image(self, fields: Mapping[str, Any]) -> Any:
-        """The uploaded file, if there is one."""
-        upload = fields.get("image")
-        if not isinstance(upload, UploadFile):
-            return None
-        if (upload.size or 0) > self.limits.max_bytes:
-            raise HTTPException(413, f"the image is larger than {self.limits.max_bytes:,} bytes.")
-        return upload.file
-
     @asynccontextmanager
-    async def _fields(self, request: Request, names: tuple[str, ...]) -> AsyncIterator[Mapping[str, Any]]:
-        """The fields of a form, or of JSON without ``image``. A field that would be ignored is refused."""
+    async def _fields(self, request: Request, model: type[BaseModel]) -> AsyncIterator[tuple[Any, Any]]:
+        """The uploaded file, if there is one, and the other fields of a form or of JSON."""
         if request.query_params:
             raise HTTPException(422, "send the fields in the body, not in the address.")
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind == _JSON:
-            body = _json((await request.body()).decode("utf-8", "replace"), "the body")
-            if not isinstance(body, dict):
-                raise HTTPException(422, "the body is not a JSON object.")
-            _check_names(body, names[1:])  # a picture needs a form
-            yield body
+            yield None, model.model_validate_json(await request.body())
             return
         if kind != _FORM:
             raise HTTPException(415, "send multipart/form-data with an image, or application/json with an id.")
@@ -528,8 +514,12 @@ class _Service:
         except (MultiPartException, UnicodeDecodeError, ValueError) as error:
             raise HTTPException(400, "this is not a readable form.") from error
         try:
-            _check_names(form, names)
-            yield form
+            fields = dict(form)
+            upload = fields.pop("image", None)
+            image = upload if isinstance(upload, UploadFile) else None
+            if image is not None and (image.size or 0) > self.limits.max_bytes:
+                raise HTTPException(413, f"the image is larger than {self.limits.max_bytes:,} bytes.")
+            yield image and image.file, model.model_validate(fields)
         finally:
             await form.close()
 
@@ -541,51 +531,18 @@ async def _present(request: Request) -> None:
 
 async def _problem(_: Request, error: Exception) -> Any:
     """The response for an error. Only messages that cannot contain a path are passed on."""
-    if isinstance(error, ImageError | ClientDisconnect):
-        return JSONResponse({"detail": str(error)}, 400)
-    if isinstance(error, InputError):
-        return JSONResponse({"detail": str(error)}, 422)
+    if isinstance(error, ImageError | InputError | ClientDisconnect):
+        return JSONResponse({"detail": str(error)}, 422 if isinstance(error, InputError) else 400)
+    if isinstance(error, ValidationError):
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        words = [f"{'.'.join(map(str, problem['loc']))[:80]}: {problem['msg'][:200]}" for problem in problems[:3]]
+        return JSONResponse({"detail": "; ".join(words)}, 422)
     if isinstance(error, IndexBusyError):
         return JSONResponse({"detail": "the service is busy: try again in a moment."}, 503, {"Retry-After": "1"})
     _LOG.error("%s: %s", type(error).__name__, error)
     if isinstance(error, RecollectError):
         return JSONResponse({"detail": "the index cannot be used at the moment; see the log of the service."}, 503)
     return JSONResponse({"detail": "internal error; see the log of the service."}, 500)
-
-
-def _check_names(fields: Iterable[str], names: Sequence[str]) -> None:
-    for name in fields:
-        if name not in names:
-            raise HTTPException(422, f"there is no field {printable(name[:40])!r}; the fields are {', '.join(names)}.")
-
-
-def _count(value: Any) -> int:
-    try:
-        number = int(value) if not isinstance(value, bool) else 0
-    except (TypeError, ValueError, OverflowError):
-        number = 0
-    if not 1 <= number <= MAX_RESULTS or (isinstance(value, float) and value != number):
-        raise HTTPException(422, f"k must be a whole number from 1 to {MAX_RESULTS}.")
-    return number
-
-
-def _where(value: Any) -> Where:
-    conditions = _json(value, "where") if isinstance(value, str) and value else value
-    if not conditions:
-        return Where()
-    if not isinstance(conditions, dict):
-        raise HTTPException(422, "where must be an object of names and values.")
-    where = clean_where(conditions)
-    if len(where) > MAX_COLUMNS or any(len(values) > MAX_VALUES for values in where.values()):
-        raise HTTPException(422, f"where may have {MAX_COLUMNS} names, with {MAX_VALUES:,} values each.")
-    return where
-
-
-def _json(text: str, what: str) -> Any:
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise HTTPException(422, f"{what} is not JSON.") from error
 
 
 def _answer(item: Item | Match) -> dict[str, Any]:
@@ -620,18 +577,16 @@ class Batcher:
     Args:
         index: the index to search.
         observe: called with the size of every batch.
+
+    Attributes:
+        queue: queries that wait for the batch before them.
     """
 
     def __init__(self, index: Index, observe: Callable[[int], None] = lambda size: None) -> None:
         self._index, self._observe = index, observe
-        self._queue: asyncio.Queue[Job] = asyncio.Queue()
+        self.queue: asyncio.Queue[Job] = asyncio.Queue()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="search")
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def waiting(self) -> int:
-        """Queries that wait for the batch before them."""
-        return self._queue.qsize()
 
     async def start(self) -> None:
         """Open the model and read the vectors, so that the first query is as fast as the others; then accept queries."""
@@ -640,7 +595,7 @@ class Batcher:
 
     async def stop(self) -> None:
         """Answer the waiting queries, then stop."""
-        await self._queue.join()
+        await self.queue.join()
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -653,15 +608,15 @@ class Batcher:
         Raises:
             ImageError, InputError: this query is not valid.
         """
-        self._queue.put_nowait(job)  # the server limits how many wait
+        self.queue.put_nowait(job)  # the server limits how many wait
         return await job.answer
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             jobs: list[Job] = []
-            while not jobs or (len(jobs) < MAX_BATCH and not self._queue.empty()):
-                job = await self._queue.get()
+            while not jobs or (len(jobs) < MAX_BATCH and not self.queue.empty()):
+                job = await self.queue.get()
                 try:
                     await job.present()
                     jobs.append(job)
@@ -675,7 +630,7 @@ class Batcher:
     def _finish(self, job: Job, answer: Any) -> None:
         if not job.answer.done():  # it is cancelled where the service stops before the answer
             (job.answer.set_exception if isinstance(answer, Exception) else job.answer.set_result)(answer)
-        self._queue.task_done()
+        self.queue.task_done()
 
     def _answers(self, jobs: list[Job]) -> list[Any]:
         """An answer or an error for every job."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
+import asyncio
 import logging
 import os
 import secrets
-import socket
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -54,20 +53,15 @@ def check_address(host: str, port: int) -> None:
     Raises:
         ConfigError: the service cannot listen there.
     """
+
+    async def listen() -> None:  # as uvicorn does
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port)
+        server.close()
+
     try:
-        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
-        absent: list[OSError] = []  # a name may have addresses that this machine lacks, e.g. no IPv6
-        for family, *_, address in addresses:
-            try:
-                socket.create_server(address, family=family).close()
-            except OSError as error:
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    raise
-                absent.append(error)
-        if len(absent) == len(addresses):
-            raise absent[0]
+        asyncio.run(listen())
     except (OSError, ValueError) as error:  # ValueError: not a name at all
-        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"cannot listen on {host!r}, port {port}: {reason}. Choose another --host or --port."
         ) from error

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from recollect.common.text import number_of
 from recollect.data.folders import TO_READ_HEIC, SkippedFile, class_images, find_inner_classes, find_parts
 from recollect.data.tables import read_csv, relative_to
 from recollect.search.encoder import OnBad, shorten
-from recollect.search.stores.base import Generation, Item, Store, Vectors, clean_metadata
+from recollect.search.stores.base import Generation, Item, Store, Vectors
 
 Embed = Callable[[Sequence[Any], OnBad], Vectors]
 """``Encoder.embed``. It is called only where there is something to embed, so that a model need not be opened before."""
@@ -186,17 +186,14 @@ def add_images(
     embed: Embed,
     images: Sequence[Any],
     ids: Sequence[str],
-    metadata: Sequence[Mapping[str, object] | None],
+    metadata: Sequence[Mapping[str, str]],
 ) -> SyncChanges:
     """Add images by their ids; an image with unchanged contents is not embedded again."""
     filling = _Filling(store, generation, embed, {})
     with ProgressLine("indexing", len(images)) as line:
-        for batch in _batches(zip(images, ids, metadata, strict=True)):
+        for batch in batches(zip(images, ids, metadata, strict=True)):
             filling.items = store.get(generation.number, [name for _, name, _ in batch])
-            filling.put(
-                _entry(Path(image) if isinstance(image, str) else image, name, clean_metadata(columns))
-                for image, name, columns in batch
-            )
+            filling.put(itertools.starmap(_entry, batch))
             line.advance(len(batch))
     return filling.changes
 
@@ -221,22 +218,17 @@ def sync_images(
         _check_conflict(items.get(file.id), file)
     with ProgressLine("indexing", len(listing.images)) as line:
         line.advance(changes.unchanged)
-        for batch in _batches(pending):
+        for batch in batches(pending):
             with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
                 filling.put(pool.map(lambda file: _entry(file.path, file.id, file.metadata), batch))
             line.advance(len(batch))
     if prune:
         ids, is_list = {file.id for file in listing.images}, listing.source.is_file()
         root = (listing.source.parent if is_list else listing.source).resolve()
-        stale = [
-            item.id
-            for item in items.values()
-            if item.id not in ids
-            and item.source
-            and Path(item.source).is_relative_to(root)
-            and (is_list or not Path(item.source).exists())
-        ]
-        changes.removed = sum(store.delete(generation.number, batch) for batch in _batches(stale))
+        files = {item.id: Path(item.source) for item in items.values() if item.source and item.id not in ids}
+        own = {name: file for name, file in files.items() if file.is_relative_to(root)}
+        stale = [name for name, file in own.items() if is_list or not file.exists()]
+        changes.removed = sum(store.delete(generation.number, batch) for batch in batches(stale))
     return changes
 
 
@@ -246,7 +238,7 @@ def refill(store: Store, old: Generation, new: Generation, embed: Embed) -> Sync
     filling = _Filling(store, new, embed, items)
     ids: set[str] = set()
     with ProgressLine("embedding again", store.count(old.number)) as line:
-        for batch in _batches(store.iterate(old.number)):
+        for batch in batches(store.iterate(old.number)):
             ids.update(item.id for item in batch)
             missing = [item for item in batch if item.id not in items or _content(items[item.id]) != _content(item)]
             filling.changes.unchanged += len(batch) - len(missing)
@@ -258,24 +250,25 @@ def refill(store: Store, old: Generation, new: Generation, embed: Embed) -> Sync
 
 def _entry(image: Any, name: str, metadata: Mapping[str, str]) -> _Entry | ImageError:
     """The image, or why its file cannot be read; called by several threads."""
-    if not isinstance(image, Path):
+    if not isinstance(image, str | Path):
         digest, picture = digest_of(image)
         return _Entry(Item(name, None, metadata, digest, picture=picture), image)
-    stamp = stamp_of(image)
+    path = Path(image)
+    stamp = stamp_of(path)
     try:
-        digest, _ = digest_of(image)
+        digest, _ = digest_of(path)
     except (OSError, DataError) as error:
-        return ImageError(str(error) if isinstance(error, DataError) else unreadable(error, image), "unreadable")
-    return _Entry(Item(name, None, {"name": image.name, **metadata}, digest, str(image.resolve()), stamp), image)
+        return ImageError(str(error) if isinstance(error, DataError) else unreadable(error, path), "unreadable")
+    return _Entry(Item(name, None, {"name": path.name, **metadata}, digest, str(path.resolve()), stamp), path)
 
 
 def _entry_again(store: Store, item: Item) -> _Entry | ImageError:
     """The image of an item; its metadata stays to the letter, file name included."""
     if item.source:
-        entry = _entry(Path(item.source), item.id, {})
-        return (
-            entry if isinstance(entry, ImageError) else replace(entry, item=replace(entry.item, metadata=item.metadata))
-        )
+        entry = _entry(item.source, item.id, {})
+        if isinstance(entry, _Entry):
+            entry = replace(entry, item=replace(entry.item, metadata=item.metadata))
+        return entry
     picture = store.picture(item.digest)
     if picture is None:
         return ImageError(f"{item.id}: was added as a vector; there is no image to embed.", "without an image")
@@ -283,9 +276,8 @@ def _entry_again(store: Store, item: Item) -> _Entry | ImageError:
 
 
 def _is_current(item: Item | None, file: ImageFile) -> bool:
-    if item is None or item.metadata != file.metadata or item.source != str(file.path.resolve()):
-        return False
-    return item.stamp == stamp_of(file.path)
+    now = file.metadata, str(file.path.resolve()), stamp_of(file.path)
+    return item is not None and (item.metadata, item.source, item.stamp) == now
 
 
 def _check_conflict(item: Item | None, file: ImageFile) -> None:
@@ -375,9 +367,10 @@ class _Filling:
         return errors
 
 
-def _batches(entries: Iterable[Any]) -> Iterator[list[Any]]:
+def batches(entries: Iterable[Any], size: int | None = None) -> Iterator[list[Any]]:
+    """Lists of ``size`` entries, ``BATCH`` by default."""
     remaining = iter(entries)
-    while batch := list(islice(remaining, BATCH)):
+    while batch := list(itertools.islice(remaining, size or BATCH)):
         yield batch
 
 

@@ -31,6 +31,7 @@ from recollect.inference.store import KEY_BYTES, Keys, content_keys
 from recollect.inference.training_record import is_unseen, read_trained_on
 from recollect.inference.vectors import file_set
 from recollect.search.encoder import CALIBRATION, Encoder, open_encoder, shorten
+from recollect.search.exact import pair_tiles
 from recollect.search.index import Index
 from recollect.search.stores.base import is_index
 from recollect.search.sync import scan_images
@@ -142,18 +143,11 @@ def calibrate(
 
 def _histograms(vectors: NDArray[np.float32], codes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Counts of similarities of pairs of one class and of two, 2 × BINS, each pair once."""
-    if vectors.ndim != 2 or not np.isfinite(vectors).all():
-        raise InputError("calibrating needs N × d vectors with finite values.")
-    rows, classes = torch.from_numpy(np.ascontiguousarray(vectors)), torch.from_numpy(codes)
-    counts = torch.zeros(2 * BINS, dtype=torch.int64)
-    for start in range(0, len(rows), _ROWS):
-        left = slice(start, start + _ROWS)
-        for first in range(start, len(rows), _ROWS):
-            right = slice(first, first + _ROWS)
-            bins = (rows[left] @ rows[right].T).add_(1).mul_(BINS / 2).floor_().clamp_(0, BINS - 1).long()
-            bins += BINS * (classes[left, None] != classes[None, right])
-            pairs = torch.ones_like(bins, dtype=torch.bool)
-            counts += torch.bincount(bins[pairs.triu_(1) if first == start else pairs], minlength=2 * BINS)
+    classes, counts = torch.from_numpy(codes), torch.zeros(2 * BINS, dtype=torch.int64)
+    for left, right, tile, pairs in pair_tiles(vectors, _ROWS):
+        bins = tile.add_(1).mul_(BINS / 2).floor_().clamp_(0, BINS - 1).long()
+        bins += BINS * (classes[left, None] != classes[None, right])
+        counts += torch.bincount(bins[pairs], minlength=2 * BINS)
     return counts.reshape(2, BINS).numpy()
 
 

@@ -20,9 +20,8 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
@@ -42,10 +41,8 @@ LONGEST_ID = 2048
 
 Vectors = NDArray[np.float32]
 """Vectors as rows."""
-
-
-class Where(dict[str, list[str]]):
-    """A filter as stores take it, see ``clean_where``: for every column, its alternatives. Columns are combined with *and*."""
+Where = dict[str, list[str]]
+"""A filter as stores take it, see ``clean_where``: for every column, its alternatives. Columns are combined with *and*."""
 
 
 class StoreError(DataError):
@@ -147,7 +144,7 @@ class Store(Protocol):
         """Numbers of the existing generations, in order."""
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
-        """Create an empty generation for vectors of ``dim`` values, stored in half precision if ``half``."""
+        """Create a generation, which must not exist yet, for vectors of ``dim`` values, in half precision if ``half``."""
 
     def drop_generation(self, generation: int) -> None:
         """Remove a generation and its content, if it exists."""
@@ -262,21 +259,12 @@ class Settings:
                 f"{store.address}: the settings of the index are not valid ({error}). Restore it from a copy."
             ) from error
 
-    def write(self, store: Store) -> None:
-        """Replace the settings atomically."""
-        store.write_document("settings", asdict(self))
-
 
 def check_text(text: str, what: str) -> str:
     """``text``, if stores can keep it: without zero characters and unpaired surrogates (from file names)."""
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError(f"{what} cannot be stored: {abbreviate(text)!r}. Rename the file or column.")
+        raise InputError(f"{what} cannot be stored: {text[:80]!r}. Rename the file or column.")
     return text
-
-
-def abbreviate(text: str) -> str:
-    """A text for a message, which may come from a stranger."""
-    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def check_ids(names: Sequence[str]) -> None:
@@ -287,21 +275,19 @@ def check_ids(names: Sequence[str]) -> None:
     """
     for name in names:
         if not name or len(name.encode("utf-8", "replace")) > LONGEST_ID:
-            raise InputError(f"an id must have 1 to {LONGEST_ID:,} bytes in UTF-8: {abbreviate(name)!r}.")
+            raise InputError(f"an id must have 1 to {LONGEST_ID:,} bytes in UTF-8: {name[:80]!r}.")
         check_text(name, "an id")
     if len(set(names)) < len(names):
         (name, _), *_ = Counter(names).most_common(1)
-        raise InputError(f"the id {abbreviate(name)!r} occurs twice: give one id per image, each different.")
+        raise InputError(f"the id {name[:80]!r} occurs twice: give one id per image, each different.")
 
 
 def as_text(value: object) -> str:
     """A metadata value as it is stored: text. True is ``"true"``, 3 is ``"3"``, 0.5 is ``"0.5"``."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, str):
         return check_text(value, "a metadata value")
     if isinstance(value, int | float | np.integer | np.floating):
-        return str(value)
+        return str(value).lower()  # True
     raise InputError(f"metadata values must be text, numbers, True or False, not {type(value).__name__}: {value!r}.")
 
 
@@ -327,13 +313,12 @@ def clean_where(where: Mapping[str, object] | None) -> Where:
         >>> clean_where({"label": "cat", "year": [2019, 2020]})
         {'label': ['cat'], 'year': ['2019', '2020']}
     """
-    if isinstance(where, Where):
-        return where
-    conditions = Where()
-    for name, value in (where or {}).items():
-        values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        conditions[_column(name)] = list(map(as_text, values))
-    return conditions
+    return {
+        _column(name): list(
+            map(as_text, value if isinstance(value, Sequence) and not isinstance(value, str) else [value])
+        )
+        for name, value in (where or {}).items()
+    }
 
 
 def check_vectors(items: Sequence[Item], dim: int) -> Vectors:
@@ -354,25 +339,9 @@ def check_vectors(items: Sequence[Item], dim: int) -> Vectors:
     return vectors
 
 
-def check_queries(queries: Vectors, dim: int, k: int) -> Vectors:
-    """Queries as Q × dim float32.
-
-    Raises:
-        InputError: a wrong shape, values that are not finite, or a ``k`` below 1.
-    """
-    if k < 1:
-        raise InputError(f"k is {k}: it must be at least 1.")
-    rows = np.ascontiguousarray(queries, np.float32)
-    if rows.ndim != 2 or rows.shape[1] != dim:
-        raise InputError(f"queries must have {dim} dimensions, but the shape is {rows.shape}.")
-    if not np.isfinite(rows).all():
-        raise InputError("queries: a value is not finite (NaN or infinity).")
-    return rows
-
-
 def in_order(matches: Iterable[Match]) -> list[Match]:
     """Matches best first, equal similarities by id."""
-    return sorted(sorted(matches, key=attrgetter("id")), key=attrgetter("similarity"), reverse=True)  # both are stable
+    return sorted(matches, key=lambda match: (-match.similarity, match.id))
 
 
 def matches_of(neighbours: Neighbours, describe: Callable[[int], tuple[str, Mapping[str, str]]]) -> list[list[Match]]:
@@ -385,12 +354,7 @@ def matches_of(neighbours: Neighbours, describe: Callable[[int], tuple[str, Mapp
     ]
 
 
-_STORES = {
-    "": ("sqlite", "SQLiteStore"),
-    "postgresql": ("postgres", "PostgresStore"),
-    "postgres": ("postgres", "PostgresStore"),
-    "milvus": ("milvus", "MilvusStore"),
-}
+_STORES = {"postgresql": "postgres.PostgresStore", "postgres": "postgres.PostgresStore", "milvus": "milvus.MilvusStore"}
 
 
 def open_store(address: str | Path, *, create: bool = False) -> Store:
@@ -405,18 +369,15 @@ def open_store(address: str | Path, *, create: bool = False) -> Store:
     """
     text = str(address)
     kind, sign, rest = text.partition("://")
-    if not Path(text).exists() and plugins.is_reference(kind):
-        plugin: plugins.Loaded | None = plugins.load_reference(kind, "store")
-    elif not sign or kind in _STORES:
-        module, name = (
-            ("vector_file", "VectorFile") if not sign and text.endswith(".npz") else _STORES[kind if sign else ""]
-        )
+    is_path = Path(text).exists() or not (sign or plugins.is_reference(kind))
+    if is_path or kind in _STORES:
+        file = "vector_file.VectorFile" if text.endswith(".npz") else "sqlite.SQLiteStore"
+        module, name = (file if is_path else _STORES[kind]).split(".")
         store: type[Store] = getattr(importlib.import_module(f"recollect.search.stores.{module}"), name)
         return store.open(text, create=create)
-    else:
-        plugin = plugins.load("store", kind)
+    plugin = plugins.load("store", kind)
     if plugin is None:  # without the rest, which may contain a password
-        kinds = [*filter(None, _STORES), *plugins.installed("store")]
+        kinds = [*_STORES, *plugins.installed("store")]
         raise ConfigError(
             f"there is no store {kind!r}.{did_you_mean(kind, kinds)} Addresses begin with "
             f"{', '.join(f'{name}://' for name in kinds)}, or are paths of files, or name your own store as "

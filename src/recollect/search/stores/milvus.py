@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, unquote
 import numpy as np
 
 from recollect.common.errors import ConfigError, InputError, require
-from recollect.search.exact import nearest_unchecked
+from recollect.search.exact import check_queries, nearest_unchecked
 from recollect.search.stores.base import (
     IndexBusyError,
     Item,
@@ -34,7 +34,6 @@ from recollect.search.stores.base import (
     StoreError,
     Vectors,
     Where,
-    check_queries,
     check_vectors,
     in_order,
     matches_of,
@@ -115,8 +114,6 @@ class MilvusStore(Store):
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
         """Create the collection of a generation."""
-        if generation in self.generations():
-            raise InputError(f"{self.address}: generation {generation} already exists.")
         # Milvus 2.3 takes such vectors, and gives wrong similarities.
         if half and re.match(r"milvus_lite|v?2\.3", version := self._call(self._client.get_server_version)):
             raise InputError(f"{self.address}: half precision needs Milvus 2.4, but this is {version}: remove --half.")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from recollect.common.errors import ConfigError, InputError, require
+from recollect.search.exact import check_queries
 from recollect.search.stores.base import (
     IndexBusyError,
     Item,
@@ -27,7 +28,6 @@ from recollect.search.stores.base import (
     StoreError,
     Vectors,
     Where,
-    check_queries,
     check_vectors,
     in_order,
 )
@@ -129,8 +129,6 @@ class PostgresStore(Store):
 
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
         """Create the table of a generation."""
-        if generation in self.generations():
-            raise InputError(f"{self.address}: generation {generation} already exists.")
         table, kind = self._table(generation), "halfvec" if half else "vector"
         # By default vectors of usual lengths are moved out of the table, and exact search fetches each one separately.
         storage = "PLAIN" if dim * (2 if half else 4) < 7900 else "EXTERNAL"

@@ -26,9 +26,9 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from recollect.common.errors import InputError, MissingExtraError, require
+from recollect.common.errors import MissingExtraError, require
 from recollect.common.files import make_folder_for
-from recollect.search.exact import Neighbours, nearest_unchecked
+from recollect.search.exact import Neighbours, check_queries, nearest_unchecked
 from recollect.search.stores.base import (
     IndexBusyError,
     Item,
@@ -38,7 +38,6 @@ from recollect.search.stores.base import (
     StoreError,
     Vectors,
     Where,
-    check_queries,
     check_vectors,
     matches_of,
 )
@@ -151,12 +150,11 @@ class SQLiteStore(Store):
         """
         with self._transaction() as db:
             (report,) = db.execute("PRAGMA integrity_check(1)").fetchone()
-        damage = None if report == "ok" else " ".join(str(report).split())
+        if report != "ok":
+            raise StoreError(f"{self._path}: {_damaged(' '.join(str(report).split()))}")
         for item in (item for number in self.generations() for item in self.iterate(number, vectors=True)):
             if item.vector is None or not np.isfinite(item.vector).all():
-                damage = damage or f"the vector of {item.id} is not finite"
-        if damage is not None:
-            raise StoreError(f"{self._path}: {_damaged(damage)}")
+                raise StoreError(f"{self._path}: {_damaged(f'the vector of {item.id} is not finite')}")
 
     def read_document(self, key: str) -> dict[str, Any] | None:
         """A document."""
@@ -179,8 +177,6 @@ class SQLiteStore(Store):
     def create_generation(self, generation: int, dim: int, half: bool = False) -> None:
         """Create an empty generation."""
         with self._transaction(write=True) as db:
-            if db.execute("SELECT 1 FROM generations WHERE generation = ?", (generation,)).fetchone():
-                raise InputError(f"{self._path}: generation {generation} already exists.")
             # Changes are counted from a time, so that nobody takes it for an earlier generation of that number.
             db.execute("INSERT INTO generations VALUES (?, ?, ?, ?)", (generation, dim, half, time.time_ns()))
 
@@ -353,11 +349,8 @@ class _Matrix:
         self.dim = dim
         self.change = self.last = self._size = self._removed = self._queries = 0
         room = count + count // 4 + 1024  # so that a growing index is rarely copied; unused room costs nothing
-        self._vectors, self.numbers, self._live = (
-            np.empty((room, dim), dtype),
-            np.empty(room, np.int64),
-            np.empty(room, bool),
-        )
+        self._vectors, self.numbers = np.empty((room, dim), dtype), np.empty(room, np.int64)
+        self._live = np.empty(room, bool)
         self._codes: Any = None
         self._training_size = 0  # rows when the codes were trained
 
@@ -401,8 +394,6 @@ class _Matrix:
         """
         items = self._size - self._removed if rows is None else len(rows)
         count = min(k, items)
-        if count == 0:
-            return Neighbours(np.zeros((len(queries), 0), np.int64), np.zeros((len(queries), 0), np.float32))
         vectors, allowed = self._vectors[: self._size], None
         if approximate is None:
             is_large = self._size - self._removed >= APPROXIMATE_FROM and self.dim >= APPROXIMATE_DIM
@@ -512,15 +503,13 @@ def _translate_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.ProgrammingError:
         raise  # the store was closed
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise StoreError(f"{path}: {_MESSAGES.get(_code(error)) or _damaged(error)}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise StoreError(f"{path}: {_damaged(error)}") from error
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}.") from error
 
 
-def _code(error: sqlite3.Error) -> int:
+def _code(error: Exception) -> int:
     return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code, without SQLite's details
 
 
@@ -558,7 +547,7 @@ def _field(column: str) -> str:
 
 def _filtered(generation: int, where: Where | None) -> tuple[str, list[object]]:
     """The items that pass a filter, as table and condition, with the values of its parameters."""
-    conditions = where or Where()
+    conditions = where or {}
     sql = "".join(f" AND {_field(column)} IN {_LISTED}" for column in conditions)
     values = [generation, *(json.dumps(alternatives) for alternatives in conditions.values())]
     return f"{_table(conditions)} WHERE generation = ?{sql}", values

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import DataError, DataWarning, ImageError, InputError
 from recollect.common.files import atomic_write, make_folder_for
+from recollect.common.images import BadImage, bad_image_summary
 from recollect.common.reading import parse_json, read_npz
-from recollect.common.text import number_of
 from recollect.data import list_images
 from recollect.data.folders import TO_READ_HEIC
 from recollect.search.encoder import open_encoder, shorten, vector_length
-from recollect.search.exact import nearest_unchecked
+from recollect.search.exact import check_queries, nearest_unchecked
 from recollect.search.stores.base import (
     Generation,
     Item,
@@ -34,7 +34,6 @@ from recollect.search.stores.base import (
     StoreError,
     Vectors,
     Where,
-    check_queries,
     matches_of,
 )
 
@@ -86,15 +85,11 @@ class VectorFile(Store):
             raise DataError(
                 f"{address}: has no array 'embeddings' of N × d vectors; its arrays are {', '.join(arrays) or 'none'}."
             )
-        if any(arrays[name].ndim != 1 for name in ("names", "labels") if name in arrays):
-            raise DataError(f"{address}: 'names' and 'labels' must be lists, with one value per vector.")
         embeddings = arrays["embeddings"].astype(np.float32)
+        if any(arrays[name].shape != embeddings.shape[:1] for name in ("names", "labels") if name in arrays):
+            raise DataError(f"{address}: 'names' and 'labels' must be lists with one value per vector.")
         names = [str(name) for name in arrays.get("names", np.arange(len(embeddings)))]
         labels = [str(label) for label in arrays["labels"]] if "labels" in arrays else None
-        if len(names) != len(embeddings) or (labels is not None and len(labels) != len(embeddings)):
-            raise DataError(
-                f"{address}: {len(embeddings)} vectors, {len(names)} names; give one name, and one label if any, per vector."
-            )
         if not np.isfinite(embeddings).all():
             raise DataError(f"{address}: a value is not finite (NaN or infinity); embed the images again.")
         note = f"{address}: its note about the model"
@@ -180,8 +175,6 @@ class VectorFile(Store):
         """Compare with all vectors."""
         rows, allowed = check_queries(queries, self.embeddings.shape[1], k), self._allowed(where)
         count = min(k, len(self.names) if allowed is None else int(allowed.sum()))
-        if not count:
-            return [[] for _ in rows]
         neighbours = nearest_unchecked(rows, self.embeddings, count, allowed=allowed)
         return matches_of(neighbours, lambda row: (self.names[row], self._metadata[row]))
 
@@ -236,7 +229,11 @@ def embed_catalogue(
     rows = [row for row in range(len(vectors)) if row not in errors]
     if not rows:
         raise DataError("none of the images could be read.")
-    source = {**encoder.provenance, "fingerprint": encoder.fingerprint, **({} if dim is None else {"dim": dim})}
+    source: dict[str, Any] = {
+        **encoder.provenance,
+        "fingerprint": encoder.fingerprint,
+        **({} if dim is None else {"dim": dim}),
+    }
     if left_out := dict(Counter(listing.skipped) + Counter(error.kind for error in errors.values())):
         source["left_out"] = left_out
     if "HEIC" in listing.skipped:
@@ -245,10 +242,8 @@ def embed_catalogue(
         source["skipped"] = [
             {"name": str(listing.paths[row].absolute()), "reason": str(error)} for row, error in errors.items()
         ]
-        reasons = "; ".join(str(error).rstrip(".") for error in list(errors.values())[:5])
-        more = "; …" if len(errors) > 5 else ""
-        count = number_of(len(errors), "image")
-        warnings.warn(f"{count} could not be read, and left out: {reasons}{more}", DataWarning, stacklevel=2)
+        bad = [BadImage(row, str(listing.paths[row]), error.reason, error.kind) for row, error in errors.items()]
+        warnings.warn(bad_image_summary(bad, "left out"), DataWarning, stacklevel=2)
     # An image next to the class folders has the label "", which is not a class.
     labels = None if listing.labels is None else [listing.labels[row] for row in rows]
     if listing.root is not None:
