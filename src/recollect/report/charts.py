@@ -506,7 +506,7 @@ def speed(runs: Sequence[Run]) -> Markup:
         rates = [rate for rate in _column(run.steps, "images_per_second") if np.isfinite(rate)]
         memory = [used for used in _column(run.steps, "memory_mb") if np.isfinite(used)]
         machine, times = run.recorded("machine"), run.times
-        row = {
+        row: dict[str, Child] = {
             "run": name_of(run.name),
             "state": run.status,
             "steps": f"{len(run.steps):,}",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup as Markup
 
 from recollect.common.errors import InputError
 from recollect.common.text import in_decimals, printable
@@ -29,15 +30,6 @@ _UNWANTED = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0xF
 _PERCENT = re.compile(r"(?<=\d) (?=%)")
 _EMPTY = {"img", "br", "meta", "hr", "input", "line", "rect", "circle", "path", "polyline", "use"}
 _SVG_SHAPES = {"line", "rect", "circle", "path", "polyline", "use"}
-
-
-class Markup(str):
-    """Text that is already HTML and is not escaped again."""
-
-    __slots__ = ()
-
-    def __html__(self) -> str:  # for Jinja
-        return self
 
 
 Entry = TypeVar("Entry")
@@ -62,8 +54,8 @@ def escape(value: object) -> Markup:
     """A value as HTML that shows it, in elements and in attributes; None is nothing."""
     if value is None:
         return Markup("")
-    if hasattr(value, "__html__"):  # also what a macro of a template returns
-        return Markup(value.__html__())
+    if isinstance(value, Markup):
+        return value
     return Markup(html.escape(clean(str(value)), quote=True))
 
 

@@ -1,8 +1,7 @@
 """The pages of studies: ``report.html`` of a search and ``comparison.html`` of losses, one self-contained file each.
 
-Built from the records of ``summary.py`` with the templates of ``templates/`` and the charts of ``report``: no script, no
-network. Names of losses, classes and machines come from others: ``_escape`` lets every text pass through
-``report/markup.py``, and Jinja2 escapes whatever else a template prints.
+Built from the records of ``summary.py`` with the templates and charts of ``report``: no script, no network. Names of losses,
+classes and machines come from others; ``report/markup.py`` escapes whatever a template prints.
 """
 
 from __future__ import annotations
@@ -10,20 +9,16 @@ from __future__ import annotations
 import math
 import re
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from recollect._version import __version__
 from recollect.common.files import write_json, write_text
 from recollect.common.text import in_decimals, in_words, number_of
 from recollect.config.recipes import published_tests
 from recollect.evaluation import metric_name
-from recollect.report import markup
 from recollect.report.charts import Bar, Line, Point, bar_chart, line_chart, scatter_chart
+from recollect.report.markup import Markup, join, render
 from recollect.report.page import check_target, document
 from recollect.studies.summary import (
     BEST_SHARE,
@@ -54,8 +49,13 @@ def write_study(path: Path, results: StudyResults) -> Path:
     best = [trial for trial in ranked if trial.curve][:_CURVES]
     tests = (results.final or {}).get("metrics", {})
     published = published_tests(results.protocol["published"])
-    body = _render(
+    body = render(
         "study.html",
+        in_words=in_words,
+        metric_name=metric_name,
+        number_of=number_of,
+        percent=_percent,
+        setting=_setting,
         heading=heading,
         results=results,
         best=results.best,
@@ -88,7 +88,7 @@ def write_study(path: Path, results: StudyResults) -> Path:
             percent=True,
             caption="Where a curve falls again, longer training did not help.",
         ),
-        parameter_charts=markup.join(*(_parameter_chart(results, name) for name in results.space)),
+        parameter_charts=join(*(_parameter_chart(results, name) for name in results.space)),
         best_share=BEST_SHARE,
         min_for_importance=MIN_FOR_IMPORTANCE,
         version=__version__,
@@ -99,7 +99,7 @@ def write_study(path: Path, results: StudyResults) -> Path:
     return path
 
 
-def _parameter_chart(results: StudyResults, name: str) -> markup.Markup | None:
+def _parameter_chart(results: StudyResults, name: str) -> Markup | None:
     """Validation against a parameter that is a number."""
     title, share = TITLES.get(name, name), results.importance.get(name)
     points = [
@@ -144,8 +144,12 @@ def write_comparison(comparison: LossComparison) -> None:
     names = list(ordered[0].metrics) if ordered else []
     others = [name for name in names if name.startswith("r@") and name != "r@1"][:3]
     batches = {(r.choice.batch, r.cell.batch) for r in ordered if r.choice and r.choice.batch not in (0, r.cell.batch)}
-    body = _render(
+    body = render(
         "comparison.html",
+        in_points=in_points,
+        in_words=in_words,
+        seconds=_seconds,
+        by_seed=[", ".join(in_decimals(d, 1, plus=True) for d in pair.differences) for pair in comparison.pairs],
         comparison=comparison,
         planned=comparison.planned,
         config=comparison.planned.config,
@@ -164,45 +168,15 @@ def write_comparison(comparison: LossComparison) -> None:
     write_json(comparison.page.with_suffix(".json"), comparison.as_dict())
 
 
-# Templates --------------------------------------------------------------------------------------------------------------
+# Values of both ----------------------------------------------------------------------------------------------------------
 
 
-def _render(template: str, **values: Any) -> markup.Markup:
-    return markup.Markup(_environment().get_template(template).render(values))
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}\u00a0%"
 
 
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        finalize=_escape,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["bdi"] = lambda name: Markup(markup.name_of(name))
-    environment.filters |= {
-        "count": lambda number: f"{number:,}",
-        "label": lambda trial: f"{trial.number:04d}",
-        "metric": metric_name,
-        "number": lambda value: "–" if value is None else f"{value:g}",
-        "of": number_of,
-        "percent": lambda value: "–" if value is None else f"{100 * value:.2f} %",
-        "points": in_points,
-        "seconds": lambda value: "–" if not value else f"{value:.1f}" if value < 10 else f"{value:,.0f}",
-        "setting": _setting,
-        "signed": lambda value: in_decimals(value, 1, plus=True),
-        "words": in_words,
-    }
-    return environment
-
-
-def _escape(value: Any) -> Markup:
-    """What a template prints, as markup: ``report/markup.py`` decides what a text may do on a page."""
-    if isinstance(value, Markup):
-        return value
-    return Markup(markup.join(value if value is None or isinstance(value, str) else str(value)))
+def _seconds(value: float | None) -> str:
+    return "–" if not value else f"{value:.1f}" if value < 10 else f"{value:,.0f}"
 
 
 def _setting(value: Any) -> str:
