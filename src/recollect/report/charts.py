@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from recollect.common.text import in_words
 from recollect.report.markup import Child, Markup, element, join, name_of, render, table
-from recollect.report.results import ModelResult, ReportImages, Run, finite
+from recollect.report.results import ModelResult, ReportImages, Run, finite, random_part
 
 WIDTH, HEIGHT = 470, 272
 _RIGHT, _TOP, _BOTTOM = 12, 12, 50
@@ -482,10 +482,8 @@ def count_similarities(vectors: NDArray[np.float32], labels: NDArray[np.int64]) 
 
     Each pair is counted once; with more than ``MOST_PAIRED`` rows, those of a random part.
     """
-    if len(vectors) > MOST_PAIRED:
-        some = np.sort(np.random.default_rng(0).choice(len(vectors), MOST_PAIRED, replace=False))
-        vectors, labels = vectors[some], labels[some]
-    rows, classes = torch.from_numpy(np.ascontiguousarray(vectors)), torch.from_numpy(labels)
+    some = random_part(len(vectors), MOST_PAIRED)
+    rows, classes = torch.from_numpy(vectors[some]), torch.from_numpy(labels[some])
     counts = torch.zeros(2, _FINE, dtype=torch.float64)
     for start in range(0, len(rows), _PAIR_ROWS):
         here = rows[start : start + _PAIR_ROWS]

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from colorsys import hls_to_rgb
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from itertools import product
@@ -33,7 +34,7 @@ from recollect.common.console import ProgressLine
 from recollect.common.errors import RecollectError, require
 from recollect.data import ImageSet
 from recollect.report.markup import Markup, element, render
-from recollect.report.results import ModelResult, ReportImages
+from recollect.report.results import ModelResult, ReportImages, random_part
 from recollect.search.exact import nearest_unchecked
 
 BUDGET = 4 << 20
@@ -225,30 +226,27 @@ def read_small(images: ImageSet, places: Sequence[int] | NDArray[np.int64]) -> S
     """Small copies of the images at ``places``; those that cannot be read are left out."""
     places = np.unique(np.asarray(places, np.int64))
 
-    def one(place: int) -> tuple[NDArray[np.uint8], float, NDArray[np.uint8]] | None:
-        try:
-            image = images.read(place, at_least=FINE)
-            small = image.resize((SIDE, SIDE), Image.Resampling.BOX if min(image.size) >= SIDE else None)
-            fine = image.convert("L").resize((FINE, FINE), Image.Resampling.BOX if min(image.size) >= FINE else None)
-            return np.asarray(small), image.width / image.height, np.asarray(fine)
-        except RecollectError:
-            return None
-
-    readable: list[int] = []
-    pixels, shapes = np.empty((len(places), SIDE, SIDE, 3), np.uint8), []
+    pixels = np.empty((len(places), SIDE, SIDE, 3), np.uint8)
     fine = np.empty((len(places), FINE, FINE), np.uint8)
+    shapes = np.zeros(len(places))
+
+    def read(row: int) -> None:
+        with suppress(RecollectError):
+            image = images.read(int(places[row]), at_least=FINE)
+            pixels[row] = image.resize((SIDE, SIDE), Image.Resampling.BOX if min(image.size) >= SIDE else None)
+            fine[row] = image.convert("L").resize(
+                (FINE, FINE), Image.Resampling.BOX if min(image.size) >= FINE else None
+            )
+            shapes[row] = image.width / image.height
+
     with (
         ThreadPoolExecutor(min(8, os.cpu_count() or 1), "recollect-small") as pool,
         ProgressLine("small pictures", len(places), quiet=None if len(places) >= _MANY else True) as line,
     ):
-        for place, picture in zip(places.tolist(), pool.map(one, places.tolist()), strict=True):
-            if picture is not None:
-                pixels[len(readable)], shape, fine[len(readable)] = picture
-                readable.append(place)
-                shapes.append(shape)
+        for _ in pool.map(read, range(len(places))):
             line.advance()
-    count = len(readable)
-    return SmallPictures(np.array(readable, np.int64), pixels[:count], np.array(shapes), fine[:count])
+    readable = shapes > 0
+    return SmallPictures(places[readable], pixels[readable], shapes[readable], fine[readable])
 
 
 def map_section(models: Sequence[ModelResult], images: ReportImages, small: SmallPictures | None) -> Markup:
@@ -256,9 +254,7 @@ def map_section(models: Sequence[ModelResult], images: ReportImages, small: Smal
     count = len(images.names)
     if count < 3:
         return element("p", "No map: it needs at least three images.")
-    places = np.arange(count)
-    if count > MOST_POINTS:
-        places = np.sort(np.random.default_rng(0).choice(count, MOST_POINTS, replace=False))
+    places = random_part(count, MOST_POINTS)
     method = available_method(len(places))
     kinds, labels = np.unique(images.labels[places], return_inverse=True)
     planes = lay_out([model.vectors[places] for model in models[:MOST_MAPS]], method)
@@ -312,9 +308,7 @@ def _sheet(
 ) -> tuple[str, NDArray[np.int64], int]:
     """The small pictures as one image, the tile of every point, and how many columns there are."""
     tiles = np.full(len(places), _NO_TILE)
-    pictured = places
-    if len(places) > MOST_TILES:
-        pictured = np.sort(np.random.default_rng(1).choice(places, MOST_TILES, replace=False))
+    pictured = places[random_part(len(places), MOST_TILES, seed=1)]
     pictures: list[Image.Image] = []
     if images.images is not None:
         unread = pictured if small is None else np.setdiff1d(pictured, small.places)

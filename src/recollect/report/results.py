@@ -553,6 +553,11 @@ def training_images(run: Run, limit: int | None, root: str | None = None) -> tup
     return images.subset(choose(images.labels, limit)), len(images)
 
 
+def random_part(count: int, most: int, seed: int = 0) -> NDArray[np.int64]:
+    """At most ``most`` of the numbers below ``count``, ascending."""
+    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False)) if count > most else np.arange(count)
+
+
 def choose(labels: Labels, limit: int | None) -> NDArray[np.int64]:
     """Positions of at most ``limit`` images: random classes, whole unless one would fill a tenth of the limit.
 
