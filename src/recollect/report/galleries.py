@@ -118,10 +118,6 @@ def failures_section(
         return element("p", "Every query with a positive has one in the first place: no classes are confused.")
     names = images.class_names
 
-    def has_other_label(query: int) -> bool:
-        """Whether an image of another class is a near-duplicate of the query."""
-        return any(images.labels[other] != images.labels[query] for other in twins.get(query, ()))
-
     def grid(pairs: Sequence[Confusion]) -> Markup:
         rows: list[list[Child]] = [
             [
@@ -136,19 +132,7 @@ def failures_section(
         return element("div", table(head, rows, caption=caption, numbers=False), class_="by-class")
 
     def examples(pairs: Sequence[Confusion]) -> Markup:
-        badge = element("span", "near-duplicate of another class", class_="badge")
-        notes = [
-            join(
-                element("strong", name_of(names[pair.query_class])),
-                " taken for ",
-                element("strong", name_of(names[pair.result_class])),
-                f", {pair.times:,} of {pair.queries:,} queries",
-                badge if has_other_label(pair.example) else None,
-            )
-            for pair in pairs
-        ]
-        queries, others = [pair.example for pair in pairs], [pair.result_class for pair in pairs]
-        return rows_of_results(queries, [primary], images, atlas, twins=twins, notes=notes, other_classes=others)
+        return rows_of_results([pair.example for pair in pairs], [primary], images, atlas, twins, pairs)
 
     failed = sum(pair.times for pair in confusions)
     share = sum(pair.times for pair in confusions[:PAIRS]) / failed
@@ -162,7 +146,7 @@ def failures_section(
         pairs=len(confusions),
         share=f"{100 * share:.0f} %" if len(confusions) > PAIRS else None,
         most=PAIRS,
-        copies=sum(first[query] == 0 and has_other_label(query) for query in twins),
+        copies=sum(first[query] == 0 and _has_other_label(query, images, twins) for query in twins),
         tables=join(grid(confusions[:_ROWS]), unfolding(confusions[_ROWS:_LISTED], grid, "more pairs of classes")),
         rarer=len(confusions) - _LISTED,
         examples=join(examples(confusions[:QUERIES]), unfolding(more, examples, "more examples"))
@@ -229,7 +213,7 @@ def gallery_section(
 
     def add(title: Child, queries: list[int], rows: Sequence[ModelResult], otherwise: str) -> None:
         def show(some: Sequence[int]) -> Markup:
-            return rows_of_results(some, rows, images, atlas, twins=twins)
+            return rows_of_results(some, rows, images, atlas, twins)
 
         parts.append(element("h3", title))
         if not queries:
@@ -265,11 +249,16 @@ def _by_class(primary: ModelResult, images: ReportImages, atlas: Atlas, twins: T
     if len(queries) < 2:
         return None
     part = f"the {len(queries)} lowest of {len(means):,} classes" if len(means) > len(queries) else "every class"
-    rows = rows_of_results(queries, [primary], images, atlas, twins=twins)
+    rows = rows_of_results(queries, [primary], images, atlas, twins)
     return join(
         element("h3", "Class by class"),
         element("details", element("summary", f"The worst query of {part}"), rows, class_="more"),
     )
+
+
+def _has_other_label(query: int, images: ReportImages, twins: Twins) -> bool:
+    """Whether an image of another class is a near-duplicate of the query."""
+    return any(images.labels[other] != images.labels[query] for other in twins.get(query, ()))
 
 
 def rows_of_results(
@@ -277,21 +266,17 @@ def rows_of_results(
     models: Sequence[ModelResult],
     images: ReportImages,
     atlas: Atlas,
-    top: int = TOP,
-    *,
-    twins: Twins | None = None,
-    notes: Sequence[Markup] | None = None,
-    other_classes: Sequence[int] | None = None,
+    twins: Twins,
+    confusions: Sequence[Confusion] = (),
 ) -> Markup:
     """Each query with a row of results for every model.
 
     Args:
-        queries, models, images, atlas: what to show. top: results of each. twins: near-duplicates, to be marked.
-        notes: words above each query. other_classes: another class of each row, by which a filter
-            finds it too.
+        queries, models, images, atlas: what to show. twins: near-duplicates, to be marked.
+        confusions: of which the queries are examples; a filter finds their rows by either class.
     """
     own = np.array(queries, np.int64)
-    top = min(top, len(images.names) - 1)
+    top = min(TOP, len(images.names) - 1)
     ranks = [model.evaluation.values("first_rank")[own] for model in models]
     answers = [
         in_rank_order(nearest(model.vectors[own], model.vectors, top, own=own), own, images.labels, first)
@@ -301,7 +286,7 @@ def rows_of_results(
     def result(number: int, query: int, index: int, similarity: float) -> dict[str, Any]:
         name, right = images.class_of(index), images.labels[index] == images.labels[query]
         verdict = "right" if right else "wrong"
-        twin = not right and twins is not None and index in twins.get(query, ())
+        twin = not right and index in twins.get(query, ())
         words = f"Result {number}, {verdict}: class {name}, similarity {similarity:.3f}"
         picture = atlas.image(index, f"{words}, a near-duplicate of the query" if twin else words, similarity)
         return {"verdict": verdict, "twin": twin, "class": name, "similarity": similarity, "picture": picture}
@@ -315,15 +300,15 @@ def rows_of_results(
             has_positive = np.isfinite(first[place])
             rank = f"first positive at rank {int(first[place]):,}" if has_positive else "there is no positive"
             rows.append((model.name, rank, results))
-        name = images.class_of(query)
-        blocks.append(
-            {
-                "class": name,
-                "file": images.names[query],
-                "picture": atlas.image(query, f"Query: an image of class {name}"),
-                "note": None if notes is None else notes[place],
-                "classes": [name] if other_classes is None else [name, images.class_names[other_classes[place]]],
-                "rows": rows,
-            }
-        )
+        name, confusion = images.class_of(query), confusions[place] if confusions else None
+        block = {
+            "class": name,
+            "file": images.names[query],
+            "picture": atlas.image(query, f"Query: an image of class {name}"),
+            "confusion": confusion,
+            "taken_for": None if confusion is None else images.class_names[confusion.result_class],
+            "twin": _has_other_label(query, images, twins),
+            "rows": rows,
+        }
+        blocks.append(block)
     return render("gallery.html", queries=blocks)

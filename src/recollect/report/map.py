@@ -230,13 +230,13 @@ def read_small(images: ImageSet, places: Sequence[int] | NDArray[np.int64]) -> S
     fine = np.empty((len(places), FINE, FINE), np.uint8)
     shapes = np.zeros(len(places))
 
+    def shrunk(image: Image.Image, side: int) -> NDArray[np.uint8]:
+        return np.asarray(image.resize((side, side), Image.Resampling.BOX if min(image.size) >= side else None))
+
     def read(row: int) -> None:
         with suppress(RecollectError):
             image = images.read(int(places[row]), at_least=FINE)
-            pixels[row] = image.resize((SIDE, SIDE), Image.Resampling.BOX if min(image.size) >= SIDE else None)
-            fine[row] = image.convert("L").resize(
-                (FINE, FINE), Image.Resampling.BOX if min(image.size) >= FINE else None
-            )
+            pixels[row], fine[row] = shrunk(image, SIDE), shrunk(image.convert("L"), FINE)
             shapes[row] = image.width / image.height
 
     with (
