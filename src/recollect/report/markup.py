@@ -12,7 +12,6 @@ import hashlib
 import html
 import json
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
@@ -25,11 +24,12 @@ from markupsafe import Markup as Markup
 from recollect.common.errors import InputError
 from recollect.common.text import in_decimals, printable
 
-# Characters that reverse or hide text: a class name could make the page show something else.
-_UNWANTED = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0xFEFF}
+_UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+"""Control characters, those that reverse or hide text, as which a class name could make the page show something else, and
+unpaired surrogates, which represent bytes of a file name that are not text and cannot be written."""
 _PERCENT = re.compile(r"(?<=\d) (?=%)")
-_EMPTY = {"img", "br", "meta", "hr", "input", "line", "rect", "circle", "path", "polyline", "use"}
-_SVG_SHAPES = {"line", "rect", "circle", "path", "polyline", "use"}
+_EMPTY = {"img": ">", "br": ">"} | dict.fromkeys(("line", "rect", "circle", "path"), "/>")
+"""How the tag ends of elements that may have no content."""
 
 
 Entry = TypeVar("Entry")
@@ -38,16 +38,7 @@ Child = str | Markup | None | Iterable["Child"]
 
 def clean(text: str) -> str:
     """``text`` without characters that cannot be shown or that rearrange the surrounding text."""
-    if text.isascii() and text.isprintable():  # nearly all of a page, pictures included, which are long
-        return text
-    return "".join("\ufffd" if _is_unwanted(character) else character for character in text)
-
-
-def _is_unwanted(character: str) -> bool:
-    if character in "\n\t":
-        return False
-    # Cs: an unpaired surrogate, which represents a byte of a file name that is not text and cannot be written.
-    return ord(character) in _UNWANTED or unicodedata.category(character) in ("Cc", "Cs")
+    return _UNWANTED.sub("\ufffd", text)
 
 
 def escape(value: object) -> Markup:
@@ -167,7 +158,7 @@ def element(tag: str, *children: Child, **attributes: str | float | bool | None)
         # A Markup value is escaped too: quotes inside it would end the attribute.
         opening += f" {name}" if value is True else f' {name}="{escape(str(value))}"'
     if tag in _EMPTY and not children:
-        return Markup(f"<{opening}/>" if tag in _SVG_SHAPES else f"<{opening}>")
+        return Markup(f"<{opening}{_EMPTY[tag]}")
     return Markup(f"<{opening}>{join(*children)}</{tag}>")
 
 

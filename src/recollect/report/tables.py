@@ -27,6 +27,7 @@ _METRICS = ("r@1", "map@r")
 _MOST = 12  # comparisons in words; more are in the tables
 _MOST_STARTS = 3  # runs of which the steps are judged by themselves
 _CLASSES_LISTED, _CHANGED_LISTED = 15, 7
+_FACTS = ("started", "finished", "command", "versions", "machine", "data", "weights", "choices")  # of the manifest
 _LONGEST = 200  # characters of a value among the settings that differ
 
 Row = tuple[Child, Mapping[str, Any]]
@@ -44,17 +45,7 @@ def _with_spread(one: ModelResult, metric: str) -> str:
 
 def headline(models: Sequence[ModelResult]) -> Markup | None:
     """The main numbers, in large print."""
-    tiles = [
-        element(
-            "li",
-            element("span", name_of(one.name), class_="who"),
-            element("span", f"{_with_spread(one, 'r@1')} %", class_="big"),
-            element("span", f"r@1 · mAP@R {_with_spread(one, 'map@r')} %", class_="small"),
-            element("span", one.what, class_="small"),
-        )
-        for one in models
-    ]
-    return element("ul", tiles, class_="tiles") if tiles else None
+    return render("headline.html", models=models, value=_with_spread) if models else None
 
 
 def verdict_section(
@@ -303,21 +294,14 @@ def settings(runs: Sequence[Run]) -> Markup:
         head = ["setting", *(name_of(run.name) for run in runs)]
         parts.append(table(head, rows, caption="Settings that differ", numbers=False))
     for run in runs:
-        keys_of_run = ("started", "finished", "command", "versions", "machine", "data", "weights", "choices")
-        facts = {key: run.manifest[key] for key in keys_of_run if key in run.manifest}
-        texts = [
-            element(
-                "pre",
-                yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100),
-                tabindex="0",
-                aria_label=f"{what} of {run.name}",
-                role="region",
-            )
-            for what, values in (("settings", run.settings), ("circumstances", facts))
-            if values or what == "settings"
-        ]
-        parts.append(element("details", element("summary", "All settings of ", name_of(run.name)), texts))
+        facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
+        texts = [("settings", _yaml(run.settings))] + ([("circumstances", _yaml(facts))] if facts else [])
+        parts.append(render("settings.html", name=run.name, texts=texts))
     return join(*parts)
+
+
+def _yaml(values: Mapping[str, Any]) -> str:
+    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
 
 
 def _training_images(run: Run) -> dict[str, str]:
