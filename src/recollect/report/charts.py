@@ -154,33 +154,6 @@ def scatter_chart(
     )
 
 
-def similarity_chart(shares: Counts, edges: Counts, *, title: str, caption: Child = None, top: float) -> Markup:
-    """Similarities of pairs of the same class and of different classes, as two histograms over the same bins.
-
-    Args:
-        shares: 2 × bins, of all pairs of the kind. edges: of the bins.
-        title, caption: words. top: the highest share on the axis.
-    """
-    names = ("same class", "different classes")
-    frame = _Frame(edges.tolist(), (0.0, top or 1.0), percent=True)
-    shapes = []
-    # The second is drawn first: negatives are the broad mass behind, positives stand before them.
-    for place in (1, 0):
-        steps = np.repeat(edges, 2).tolist(), [0.0, *np.repeat(shares[place], 2).tolist(), 0.0]
-        points = [(frame.x(x), frame.y(y)) for x, y in zip(*steps, strict=True)]
-        shapes.append(element("path", d=_path(points) + "Z", class_=f"area area-{place + 1}"))
-    centres = (edges[:-1] + edges[1:]) / 2
-    means = [f"{(values * centres).sum():.3f}" if values.any() else "–" for values in shares]
-    summary = "; ".join(f"{name}: mean {mean}" for name, mean in zip(names, means, strict=True))
-    return _figure(
-        *("area", title, ["pairs", "mean similarity"], zip(names, means, strict=True)),
-        description=f"Shares of pairs by similarity. {summary}.",
-        parts=[frame.axes("similarity", "share of pairs"), shapes],
-        legend=names,
-        caption=caption,
-    )
-
-
 def bar_chart(
     bars: Sequence[Bar], looks: Sequence[str], *, title: str, value: str, low: float = 0.0, caption: Child = None
 ) -> Markup | None:
@@ -433,18 +406,34 @@ def _column(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def similarity_charts(models: Sequence[ModelResult], images: ReportImages) -> Markup:
-    """Histograms of similarities, with the same axes for all."""
+    """Similarities of pairs of the same class and of different classes, as histograms with the same axes for all models."""
     counted = [count_similarities(model.vectors, images.labels) for model in models]
     spans = [similarity_span(counts) for counts in counted]
     edges = np.linspace(min(low for low, _ in spans), max(high for _, high in spans), 65)
-    shares = [bin_shares(counts, edges) for counts in counted]
-    top = max(float(both.max()) for both in shares)
+    centres, names = (edges[:-1] + edges[1:]) / 2, ("same class", "different classes")
+    both = [bin_shares(counts, edges) for counts in counted]
+    frame = _Frame(edges.tolist(), (0.0, max(float(shares.max()) for shares in both) or 1.0), percent=True)
     charts = []
-    for model, counts, both in zip(models, counted, shares, strict=True):
+    for model, counts, shares in zip(models, counted, both, strict=True):
+        shapes = []
+        # The second is drawn first: negatives are the broad mass behind, positives stand before them.
+        for place in (1, 0):
+            steps = np.repeat(edges, 2).tolist(), [0.0, *np.repeat(shares[place], 2).tolist(), 0.0]
+            points = [(frame.x(x), frame.y(y)) for x, y in zip(*steps, strict=True)]
+            shapes.append(element("path", d=_path(points) + "Z", class_=f"area area-{place + 1}"))
+        means = [f"{(values * centres).sum():.3f}" if values.any() else "–" for values in shares]
+        rows = list(zip(names, means, strict=True))
         caption = "One of the two kinds does not occur."
         if (share := ordered_share(counts)) is not None:
             caption = f"A pair of one class is more similar than a pair of two in {100 * share:.1f} % of all cases."
-        charts.append(similarity_chart(both, edges, title=model.name, caption=caption, top=top))
+        chart = _figure(
+            *("area", model.name, ["pairs", "mean similarity"], rows),
+            description=f"Shares of pairs by similarity. {'; '.join(f'{name}: mean {mean}' for name, mean in rows)}.",
+            parts=[frame.axes("similarity", "share of pairs"), shapes],
+            legend=names,
+            caption=caption,
+        )
+        charts.append(chart)
     part = f"Of the pairs among {MOST_PAIRED:,} images drawn at random."
     note = element("p", part, class_="note") if len(images.names) > MOST_PAIRED else None
     return join(note, element("div", charts, class_="charts"))
