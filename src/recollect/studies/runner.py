@@ -128,16 +128,15 @@ def _check_same(folder: RunFolder, config: Config) -> None:
     """
     with plugins.trusting():  # the references are only compared with the user's settings
         there = as_mapping(folder.read_config())
-    other = {
-        key: f"{key} is {brief(one)} there and {brief(here)} here"
+    other = [
+        f"{key} is {brief(one)} there and {brief(here)} here"
         for key, (one, here) in changes(there, as_mapping(absolute_names(config))).items()
         # A run's own configuration says what "auto" came to.
         if key.startswith(_OF_A_RUN) and (here != "auto" or (isinstance(one, str) and plugins.is_reference(one)))
-    }
+    ]
     if other:
         raise ForeignRunError(
-            f"{folder.path} contains a run with other settings: {'; '.join(list(other.values())[:3])}. It is from another "
-            "study: choose another --out."
+            f"{folder.path} contains a run with other settings: {'; '.join(other[:3])}. Choose another --out."
         )
 
 
@@ -220,6 +219,7 @@ class TrialQueue:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # heartbeats, TPE's options
         self.folder, self.part, self.sampler, self.seed = folder, part, sampler, seed
+        self._owner = {"host": platform.node(), "folder": str(folder.resolve())}
         url, self._claim_file = _address(folder, storage)
         name = folder.resolve().name if part == "trials" else f"{folder.resolve().name}/{part}"
         waiting = {"connect_args": {"timeout": 120}} if url.startswith("sqlite") else {}
@@ -288,7 +288,7 @@ class TrialQueue:
             return None
         with lock:
             try:
-                trial.set_user_attr("owner", self._owner())
+                trial.set_user_attr("owner", self._owner)
                 claim.close()
                 self.study.sampler = self._slot_sampler(slot)
                 return objective(trial, slot)
@@ -328,12 +328,7 @@ class TrialQueue:
         owner = trial.user_attrs.get("owner")
         if owner is None:  # it was killed before it signed, while it held the lock that this process holds now
             return self._claim_file is not None
-        here = self._owner()
-        same_folder = (owner.get("host"), owner.get("folder")) == (here["host"], here["folder"])
-        return same_folder and is_free(self._lock_file(trial.user_attrs["slot"]))
-
-    def _owner(self) -> dict[str, str]:
-        return {"host": platform.node(), "folder": str(self.folder.resolve())}
+        return owner == self._owner and is_free(self._lock_file(trial.user_attrs["slot"]))
 
     def _lock_file(self, slot: int) -> Path:
         """Held by the process that works on a slot."""
@@ -342,11 +337,9 @@ class TrialQueue:
     def _slot_sampler(self, slot: int) -> Any:
         """Seeded by the slot: the settings do not depend on the process that draws them, and no two slots draw alike."""
         samplers, seed = self.optuna.samplers, int(np.random.SeedSequence([self.seed, slot]).generate_state(1)[0])
-        return (
-            samplers.TPESampler(seed=seed, multivariate=False, constant_liar=True)
-            if self.sampler == "tpe"
-            else samplers.RandomSampler(seed)
-        )
+        if self.sampler == "tpe":
+            return samplers.TPESampler(seed=seed, multivariate=False, constant_liar=True)
+        return samplers.RandomSampler(seed)
 
     def _claim_lock(self) -> contextlib.AbstractContextManager[None]:
         """Held while a trial is claimed: with SQLite alone, two processes could read the same state before either writes."""
