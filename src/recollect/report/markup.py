@@ -13,6 +13,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -21,8 +22,10 @@ from typing import Any, TypeVar
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup as Markup
 
+from recollect._version import __version__
 from recollect.common.errors import InputError
-from recollect.common.text import in_decimals, printable
+from recollect.common.text import in_decimals, in_words, number_of, printable
+from recollect.evaluation import metric_name
 
 _UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 """Control characters, those that reverse or hide text, as which a class name could make the page show something else, and
@@ -97,6 +100,13 @@ def _environment(markdown: bool) -> Environment:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.globals |= {
+        "in_words": in_words,
+        "metric_name": metric_name,
+        "number_of": number_of,
+        "today": lambda: f"{datetime.now():%-d %B %Y}",
+        "version": __version__,
+    }
     environment.filters |= {
         "bdi": name_of,
         "breakable": breakable,

@@ -11,13 +11,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recollect._version import __version__
 from recollect.common.errors import InputError, RecollectError
 from recollect.common.files import make_folder_for, write_text
 from recollect.config.automatic import is_pretrained
@@ -247,8 +245,6 @@ def _page(
         headline=tables.headline(means),
         verdict=tables.verdict_section(runs, means, images, excluded, apart),
         states=states,
-        version=__version__,
-        date=f"{datetime.now():%-d %B %Y}",
         remarks=remarks,
         parts=parts,
     )
@@ -300,7 +296,6 @@ def document(
         body=body,
         contents=contents,
         generator=generator,
-        version=__version__,
         tools=tools,
         style=Markup(packaged("style.css") + style),
         script=None if script is None else Markup(script),

@@ -158,7 +158,6 @@ def model_card(
         "model_card.md",
         front=Markup(yaml.safe_dump(front, sort_keys=False, allow_unicode=True)),
         name=to or "user/name",
-        version=__version__,
         dim=embedder.dim,
         config=config,
         settings=SETTINGS,

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recollect._version import __version__
 from recollect.common.files import write_json, write_text
-from recollect.common.text import in_decimals, in_words, number_of
+from recollect.common.text import in_decimals
 from recollect.config.recipes import published_tests
-from recollect.evaluation import metric_name
 from recollect.report.charts import Bar, Line, Point, bar_chart, line_chart, scatter_chart
 from recollect.report.markup import Markup, join, render
 from recollect.report.page import check_target, document
@@ -25,6 +23,7 @@ from recollect.studies.summary import (
     MIN_FOR_IMPORTANCE,
     LossComparison,
     StudyResults,
+    TrialRecord,
     in_points,
 )
 
@@ -51,17 +50,10 @@ def write_study(path: Path, results: StudyResults) -> Path:
     published = published_tests(results.protocol["published"])
     body = render(
         "study.html",
-        in_words=in_words,
-        metric_name=metric_name,
-        number_of=number_of,
         percent=_percent,
         setting=_setting,
         heading=heading,
         results=results,
-        best=results.best,
-        final=results.final,
-        halves=results.protocol,
-        unfinished=results.count("running", "queued"),
         # folder/test is shown with the name of the folder.
         tests={re.sub("^folder/", lambda _: f"{results.data}/", name): metrics for name, metrics in tests.items()},
         published=[published.get(name) or published.get("") or {} for name in tests],
@@ -69,11 +61,7 @@ def write_study(path: Path, results: StudyResults) -> Path:
         titles={name: TITLES.get(name, name) for name in results.space},
         failures=[f"Trial {t.number:04d} failed: {t.failure}" for t in results.trials if t.failure],
         course=scatter_chart(
-            [
-                Point(f"trial {t.number:04d}", float(t.number), t.value, t.number == results.chosen)
-                for t in results.trials
-                if t.value is not None
-            ],
+            _points(results, lambda trial: trial.number),
             title="The search",
             x_label="trial",
             y_label=f"validation {results.select}",
@@ -91,22 +79,25 @@ def write_study(path: Path, results: StudyResults) -> Path:
         parameter_charts=join(*(_parameter_chart(results, name) for name in results.space)),
         best_share=BEST_SHARE,
         min_for_importance=MIN_FOR_IMPORTANCE,
-        version=__version__,
-        today=f"{datetime.now():%-d %B %Y}",
     )
     sections = [(name.lower(), name) for name in ("Result", "Trials", "Parameters", "Cost", "Protocol")]
     write_text(path, document(heading, body, sections, "recollect tune"))
     return path
 
 
+def _points(results: StudyResults, across: Callable[[TrialRecord], Any]) -> list[Point]:
+    """Validation of the trials against what is a number of them."""
+    return [
+        Point(f"trial {trial.number:04d}", float(x), trial.value, trial.number == results.chosen)
+        for trial in results.trials
+        if trial.value is not None and type(x := across(trial)) in (int, float)
+    ]
+
+
 def _parameter_chart(results: StudyResults, name: str) -> Markup | None:
     """Validation against a parameter that is a number."""
     title, share = TITLES.get(name, name), results.importance.get(name)
-    points = [
-        Point(f"trial {t.number:04d}", float(t.drawn[name]), t.value, t.number == results.chosen)
-        for t in results.trials
-        if t.value is not None and t.state == "done" and type(t.drawn.get(name)) in (int, float)
-    ]
+    points = _points(results, lambda trial: trial.drawn.get(name) if trial.state == "done" else None)
     if len({point.x for point in points}) < 2:
         return None
     return scatter_chart(
@@ -147,12 +138,9 @@ def write_comparison(comparison: LossComparison) -> None:
     body = render(
         "comparison.html",
         in_points=in_points,
-        in_words=in_words,
         seconds=_seconds,
         by_seed=[", ".join(in_decimals(d, 1, plus=True) for d in pair.differences) for pair in comparison.pairs],
         comparison=comparison,
-        planned=comparison.planned,
-        config=comparison.planned.config,
         ordered=ordered,
         chart=chart,
         metrics={**{name: name for name in others}, **({"map@r": "mAP@R"} if "map@r" in names else {})},
