@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.text import number_of
 from recollect.data.image_set import Indices
 from recollect.evaluation import Evaluation
 from recollect.report.map import Atlas
@@ -32,6 +32,11 @@ PAIRS = 20
 """Pairs of classes of which the page gives their share of all failures."""
 _LISTED = 500  # pairs in the table: a filter by class finds the failures of nearly every class
 _ROWS = 10  # of them at once
+_MARKS = Markup(
+    "<p>Each row is a query with its results, most similar first; the number is the similarity. "
+    '<span class="mark right-mark">✓</span>with a solid frame: the query&#x27;s class. '
+    '<span class="mark wrong-mark">✗</span>with a dashed frame: another class.</p>'
+)
 
 Twins = Mapping[int, frozenset[int]]
 """For an image, those that are near-duplicates of it, itself included."""
@@ -134,24 +139,17 @@ def failures_section(
     def examples(pairs: Sequence[Confusion]) -> Markup:
         return rows_of_results([pair.example for pair in pairs], [primary], images, atlas, twins, pairs)
 
-    failed = sum(pair.times for pair in confusions)
-    share = sum(pair.times for pair in confusions[:PAIRS]) / failed
     first = primary.evaluation.values("r@1")
-    more = confusions[QUERIES : QUERIES + MORE]
     return render(
         "failures.html",
         of=of,
-        failed=failed,
-        queries=number_of(primary.evaluation.counted, "query/queries"),
-        pairs=len(confusions),
-        share=f"{100 * share:.0f} %" if len(confusions) > PAIRS else None,
+        confusions=confusions,
+        queries=primary.evaluation.counted,
         most=PAIRS,
         copies=sum(first[query] == 0 and _has_other_label(query, images, twins) for query in twins),
-        tables=join(grid(confusions[:_ROWS]), unfolding(confusions[_ROWS:_LISTED], grid, "more pairs of classes")),
+        tables=unfolding(confusions, _ROWS, _LISTED, grid, "more pairs of classes"),
         rarer=len(confusions) - _LISTED,
-        examples=join(examples(confusions[:QUERIES]), unfolding(more, examples, "more examples"))
-        if atlas.at_hand
-        else None,
+        examples=unfolding(confusions, QUERIES, QUERIES + MORE, examples, "more examples") if atlas.at_hand else None,
     )
 
 
@@ -200,42 +198,24 @@ def gallery_section(
         return element("p", "No gallery: there is only one image.")
     pairs = [(models[0], primary)] if models[0] is not primary else []
     pairs += [(primary, other) for other in models if other not in (models[0], primary)]
-    parts: list[Markup | None] = [
-        element(
-            "p",
-            "Each row is a query with its results, most similar first; the number is the similarity. ",
-            element("span", "✓", class_="mark right-mark"),
-            "with a solid frame: the query's class. ",
-            element("span", "✗", class_="mark wrong-mark"),
-            "with a dashed frame: another class.",
-        )
-    ]
-
-    def add(title: Child, queries: list[int], rows: Sequence[ModelResult], otherwise: str) -> None:
-        def show(some: Sequence[int]) -> Markup:
-            return rows_of_results(some, rows, images, atlas, twins)
-
-        parts.append(element("h3", title))
-        if not queries:
-            parts.append(element("p", otherwise))
-            return
-        # Rows of several comparisons take pictures from one budget, so only the first pair unfolds.
-        unfolds = len(rows) == 1 or rows[0] is pairs[0][0]
-        parts.append(show(queries[:QUERIES]))
-        parts.append(unfolding(queries[QUERIES : QUERIES + MORE] if unfolds else [], show))
-
+    groups: list[tuple[Child, list[int], list[ModelResult], str]] = []
     for before, after in pairs[:_MOST_PAIRS]:
         between = None if len(models) == 2 else join(" from ", name_of(before.name), " to ", name_of(after.name))
-        improved = changed(before.evaluation, after.evaluation)
-        add(join("Improved", between), improved, [before, after], "No query improved.")
-        lost = changed(after.evaluation, before.evaluation)
-        add(join("Got worse", between), lost, [before, after], "No query got worse.")
+        improved, lost = changed(before.evaluation, after.evaluation), changed(after.evaluation, before.evaluation)
+        groups.append((join("Improved", between), improved, [before, after], "No query improved."))
+        groups.append((join("Got worse", between), lost, [before, after], "No query got worse."))
     of = None if len(models) <= 2 else join(" of ", name_of(primary.name))
     best_ones, worst_ones = best(primary.evaluation, QUERIES), worst(primary.evaluation)
-    add(join("Best queries", of), best_ones, [primary], "No query has a positive in the first place.")
-    add(join("Worst queries", of), worst_ones, [primary], "Every query has a positive in the first place.")
-    parts.append(_by_class(primary, images, atlas, twins))
-    return join(*parts)
+    groups.append((join("Best queries", of), best_ones, [primary], "No query has a positive in the first place."))
+    groups.append((join("Worst queries", of), worst_ones, [primary], "Every query has a positive in the first place."))
+    parts: list[Markup | None] = [_MARKS]
+    for title, queries, rows, otherwise in groups:
+        # Rows of several comparisons take pictures from one budget, so only the first pair unfolds.
+        most = QUERIES + MORE if len(rows) == 1 or rows[0] is pairs[0][0] else QUERIES
+        show = partial(rows_of_results, models=rows, images=images, atlas=atlas, twins=twins)
+        content = unfolding(queries, QUERIES, most, show) if queries else element("p", otherwise)
+        parts += [element("h3", title), content]
+    return join(*parts, _by_class(primary, images, atlas, twins))
 
 
 def _by_class(primary: ModelResult, images: ReportImages, atlas: Atlas, twins: Twins) -> Markup | None:

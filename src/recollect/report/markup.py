@@ -188,11 +188,13 @@ def listed(names: Iterable[str]) -> str:
     return json.dumps([clean(name) for name in names], ensure_ascii=False)
 
 
-def unfolding(rest: Sequence[Entry], show: Callable[[Sequence[Entry]], Markup], what: str = "more") -> Markup | None:
-    """The rest of a list, collapsed; nothing if there is none."""
-    if not rest:
-        return None
-    return element("details", element("summary", f"{len(rest)} {what}"), show(rest), class_="more")
+def unfolding(
+    entries: Sequence[Entry], first: int, most: int, show: Callable[[Sequence[Entry]], Markup], what: str = "more"
+) -> Markup:
+    """The ``first`` entries, and those that follow, up to ``most`` in all, collapsed."""
+    rest = entries[first:most]
+    more = element("details", element("summary", f"{len(rest)} {what}"), show(rest), class_="more") if rest else None
+    return join(show(entries[:first]), more)
 
 
 def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: Child, numbers: bool = True) -> Markup:
