@@ -482,7 +482,7 @@ def data_section(
     neighbours: Neighbours,
     images: ReportImages,
     atlas: Atlas,
-    training: Atlas | None,
+    training: Atlas,
     of: str | None = None,
 ) -> Markup:
     """All findings, the most serious first, with what to do about them.
@@ -511,7 +511,7 @@ def data_section(
     def picture(
         image: int, what: str, similarity: float | None = None, trained: ImageSet | None = None
     ) -> dict[str, Any]:
-        source, pictures = (images, atlas) if trained is None or training is None else (trained, training)
+        source, pictures = (images, atlas) if trained is None else (trained, training)
         name = source.class_names[int(source.labels[image])]
         words = f"{what}: class {name}" + ("" if similarity is None else f", similarity {in_decimals(similarity, 3)}")
         about = {"class": name, "file": source.names[image], "similarity": similarity, "trained": trained is not None}
@@ -524,7 +524,7 @@ def data_section(
 
     def members(group: Duplicates) -> list[dict[str, Any]]:
         what = "Training image" if images.split == "train" else "Test image"
-        trained = [] if training is None else group.training[:_MEMBERS]
+        trained = group.training[:_MEMBERS] if training.at_hand else []
         return [picture(image, what) for image in group.images[:_MEMBERS]] + [
             picture(image, "Training image", None, findings.training_images) for image in trained
         ]
