@@ -198,7 +198,7 @@ def unfolding(
 
 
 def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: Child, numbers: bool = True) -> Markup:
-    """A table whose first column names the rows; it scrolls by itself when it is wider than the page.
+    """A table whose first column names the rows; it scrolls by itself when it is wider than the page. Nothing without rows.
 
     Args:
         head: titles of the columns.
