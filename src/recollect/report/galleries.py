@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -263,32 +262,16 @@ def rows_of_results(
         for model, first in zip(models, ranks, strict=True)
     ]
 
-    def result(number: int, query: int, index: int, similarity: float) -> dict[str, Any]:
-        name, right = images.class_of(index), images.labels[index] == images.labels[query]
-        verdict = "right" if right else "wrong"
-        twin = not right and index in twins.get(query, ())
-        words = f"Result {number}, {verdict}: class {name}, similarity {similarity:.3f}"
-        picture = atlas.image(index, f"{words}, a near-duplicate of the query" if twin else words, similarity)
-        return {"verdict": verdict, "twin": twin, "class": name, "similarity": similarity, "picture": picture}
-
     blocks = []
     for place, query in enumerate(queries):
-        rows = []
-        for model, answer, first in zip(models, answers, ranks, strict=True):
-            row = zip(answer.indices[place].tolist(), answer.similarities[place].tolist(), strict=True)
-            results = [result(number, query, *pair) for number, pair in enumerate(row, 1)]
-            has_positive = np.isfinite(first[place])
-            rank = f"first positive at rank {int(first[place]):,}" if has_positive else "there is no positive"
-            rows.append((model.name, rank, results))
-        name, confusion = images.class_of(query), confusions[place] if confusions else None
-        block = {
-            "class": name,
-            "file": images.names[query],
-            "picture": atlas.image(query, f"Query: an image of class {name}"),
-            "confusion": confusion,
-            "taken_for": None if confusion is None else images.class_names[confusion.result_class],
-            "twin": _has_other_label(query, images, twins),
-            "rows": rows,
-        }
-        blocks.append(block)
-    return render("gallery.html", queries=blocks)
+        rows = [
+            (
+                model.name,
+                first[place],
+                zip(answer.indices[place].tolist(), answer.similarities[place].tolist(), strict=True),
+            )
+            for model, answer, first in zip(models, answers, ranks, strict=True)
+        ]
+        copied = _has_other_label(query, images, twins)
+        blocks.append((query, confusions[place] if confusions else None, copied, twins.get(query, ()), rows))
+    return render("gallery.html", queries=blocks, images=images, atlas=atlas)
