@@ -9,7 +9,7 @@ of the reader's machine, so drawings leave room for the widest of them (``text_w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from statistics import median
@@ -100,14 +100,10 @@ def line_chart(
     frame = _Frame(xs, y_range, percent, log_ticks is not None)
     summary = ". ".join(f"{line.name}: from {frame.text(line.y[0])} to {frame.text(line.y[-1])}" for line in visible)
     drawn = [_drawn(line, number, frame) for number, line in enumerate(visible)]
+    words, shapes = f"{y_label} over {x_label}. {summary}.", [frame.axes(x_label, y_label, log_ticks), drawn]
+    head, names = ["line", "first", "last", "lowest", "highest"], [line.name for line in visible]
     rows = [[line.name, *map(frame.text, (line.y[0], line.y[-1], min(line.y), max(line.y)))] for line in visible]
-    return _figure(
-        *("line", title, ["line", "first", "last", "lowest", "highest"], rows),
-        description=f"{y_label} over {x_label}. {summary}.",
-        parts=[frame.axes(x_label, y_label, log_ticks), drawn],
-        legend=[line.name for line in visible],
-        caption=caption,
-    )
+    return _figure("line", title, words, shapes, names, caption, head, rows)
 
 
 def scatter_chart(
@@ -133,7 +129,7 @@ def scatter_chart(
         return None
     # Margins: points at the edge stay whole.
     frame = _Frame([p.x for p in visible], value_range([p.y for p in visible], percent, 0.06), percent, log, 0.04)
-    shapes = []
+    shapes = frame.axes(x_label, y_label)
     for p in sorted(visible, key=lambda p: p.marked):
         x, y = frame.x(p.x), frame.y(p.y)
         hint = element("title", f"{p.name}: {frame.text(p.y)} at {p.x:.3g}")
@@ -145,13 +141,8 @@ def scatter_chart(
     best = max(visible, key=lambda p: p.y)
     summary = f"{len(visible)} points. The highest, {best.name}, is {frame.text(best.y)} at {best.x:.3g}."
     rows = [[p.name, f"{p.x:.3g}", frame.text(p.y)] for p in sorted(visible, key=lambda p: p.x)]
-    return _figure(
-        *("diamond", title, ["point", x_label, y_label], rows),
-        description=f"{y_label} over {x_label}. {summary}",
-        parts=[frame.axes(x_label, y_label), shapes],
-        legend=["chosen"] if any(p.marked for p in visible) else [],
-        caption=caption,
-    )
+    legend, words = ["chosen"] if any(p.marked for p in visible) else [], f"{y_label} over {x_label}. {summary}"
+    return _figure("diamond", title, words, shapes, legend, caption, ["point", x_label, y_label], rows)
 
 
 def bar_chart(
@@ -192,14 +183,9 @@ def bar_chart(
             parts.append(element("line", x1=start, x2=end, y1=middle, y2=middle, class_="interval"))
         parts.append(element("text", f"{bar.value:.1f}", x=round(end + 5, 1), y=y + 14))
     best = max(bars, key=lambda bar: bar.value)
-    return _figure(
-        *("bar", title, ["", value], [[bar.name, f"{bar.value:.1f}"] for bar in bars]),
-        description=f"{len(bars)} bars of {value} in percent. The longest is {best.name} with {best.value:.1f}.",
-        parts=parts,
-        legend=looks,
-        caption=caption,
-        height=bottom + _BAR_BOTTOM,
-    )
+    words = f"{len(bars)} bars of {value} in percent. The longest is {best.name} with {best.value:.1f}."
+    rows = [[bar.name, f"{bar.value:.1f}"] for bar in bars]
+    return _figure("bar", title, words, parts, looks, caption, ["", value], rows, bottom + _BAR_BOTTOM)
 
 
 class _Frame:
@@ -363,11 +349,22 @@ def _diamond(x: float, y: float, size: float) -> str:
     return _path([(x, y - size), (x + size, y), (x, y + size), (x - size, y)]) + "Z"
 
 
-def _figure(look: str, title: str, head: Sequence[str], rows: Iterable[Iterable[Child]], **values: Any) -> Markup:
+def _figure(
+    look: str,
+    title: str,
+    description: str,
+    shapes: Child,
+    legend: Sequence[str],
+    caption: Child,
+    head: Sequence[str],
+    rows: Sequence[Sequence[Child]],
+    height: int = HEIGHT,
+) -> Markup:
     """A chart with its numbers; ``look``: of the samples in the legend, see ``chart.html``."""
     numbers = table(head, rows, caption=f"{title}, in numbers")
-    sizes = {"width": WIDTH, "height": HEIGHT, "looks": SERIES}
-    return render("chart.html", **{**sizes, "look": look, "title": title, "numbers": numbers, **values})
+    words = {"title": title, "description": description, "caption": caption, "numbers": numbers}
+    drawing = {"shapes": shapes, "width": WIDTH, "height": height}
+    return render("chart.html", look=look, looks=SERIES, legend=legend, **words, **drawing)
 
 
 def curves(runs: Sequence[Run]) -> Markup:
@@ -415,7 +412,7 @@ def similarity_charts(models: Sequence[ModelResult], images: ReportImages) -> Ma
     frame = _Frame(edges.tolist(), (0.0, max(float(shares.max()) for shares in both) or 1.0), percent=True)
     charts = []
     for model, counts, shares in zip(models, counted, both, strict=True):
-        shapes = []
+        shapes = frame.axes("similarity", "share of pairs")
         # The second is drawn first: negatives are the broad mass behind, positives stand before them.
         for place in (1, 0):
             steps = np.repeat(edges, 2).tolist(), [0.0, *np.repeat(shares[place], 2).tolist(), 0.0]
@@ -426,14 +423,9 @@ def similarity_charts(models: Sequence[ModelResult], images: ReportImages) -> Ma
         caption = "One of the two kinds does not occur."
         if (share := ordered_share(counts)) is not None:
             caption = f"A pair of one class is more similar than a pair of two in {100 * share:.1f} % of all cases."
-        chart = _figure(
-            *("area", model.name, ["pairs", "mean similarity"], rows),
-            description=f"Shares of pairs by similarity. {'; '.join(f'{name}: mean {mean}' for name, mean in rows)}.",
-            parts=[frame.axes("similarity", "share of pairs"), shapes],
-            legend=names,
-            caption=caption,
-        )
-        charts.append(chart)
+        words = f"Shares of pairs by similarity. {'; '.join(f'{name}: mean {mean}' for name, mean in rows)}."
+        head = ["pairs", "mean similarity"]
+        charts.append(_figure("area", model.name, words, shapes, names, caption, head, rows))
     part = f"Of the pairs among {MOST_PAIRED:,} images drawn at random."
     note = element("p", part, class_="note") if len(images.names) > MOST_PAIRED else None
     return join(note, element("div", charts, class_="charts"))

@@ -307,11 +307,9 @@ def suspected_labels(vectors: NDArray[np.float32], labels: Labels, neighbours: N
     clear = np.minimum(CLEAR, sizes[suggested])[:, None]
     own = (labels[neighbours.indices] == labels[:, None]) & (np.arange(neighbours.indices.shape[1]) < clear)
     suspects = np.flatnonzero((suggested != labels) & (agreeing >= required) & ~own.any(axis=1)).tolist()
-    members = {label: np.flatnonzero(labels == label) for label in np.unique(labels[suspects]).tolist()}
     listed = []
     for image in suspects:
-        others = members[int(labels[image])]
-        others = others[others != image]
+        others = np.flatnonzero((labels == labels[image]) & (np.arange(len(labels)) != image))
         best = float((vectors[others] @ vectors[image]).max()) if len(others) else float("nan")
         those = np.flatnonzero(first[image] == suggested[image])
         mean = float(neighbours.similarities[image, those].mean())
@@ -437,27 +435,20 @@ def _blocks(pictures: Floats) -> Floats:
 
 def _aligned(left: Floats, right: Floats) -> Floats:
     """``right``, cropped and then shifted so that it correlates most with ``left``."""
-    crops = _best(left, right, [(crop, 0, 0) for crop in _CROPS])
-    result = right.copy()
+    crops, result = _best(left, right, [(crop, 0, 0) for crop in _CROPS])
     for number, crop in enumerate(_CROPS):
         some = np.flatnonzero(crops == number)
-        ways = [(crop, down, across) for down, across in _SHIFTS]
-        shifts = _best(left[some], right[some], ways)
-        for place, way in enumerate(ways):
-            rows = some[shifts == place]
-            result[rows] = _resampled(right[rows], *way)
+        result[some] = _best(left[some], right[some], [(crop, down, across) for down, across in _SHIFTS])[1]
     return result
 
 
-def _best(left: Floats, right: Floats, ways: Sequence[tuple[float, int, int]]) -> Places:
-    """For each pair, the number of the way to crop and shift ``right`` that correlates most with ``left``."""
-    one = _centred(left)
-    correlations = []
-    for way in ways:
-        other = _centred(_resampled(right, *way))
+def _best(left: Floats, right: Floats, ways: Sequence[tuple[float, int, int]]) -> tuple[Places, Floats]:
+    """For each pair, the number of the way to crop and shift ``right`` that correlates most with ``left``, and the result."""
+    one, versions, correlations = _centred(left), [_resampled(right, *way) for way in ways], []
+    for other in map(_centred, versions):
         correlations.append((one * other).sum(axis=1) / np.maximum(np.linalg.norm(other, axis=1), 1e-6))
     best: Places = np.stack(correlations).argmax(axis=0)
-    return best
+    return best, np.choose(best[:, None, None], versions)
 
 
 def _resampled(pictures: Floats, crop: float, down: int, across: int) -> Floats:
