@@ -24,7 +24,6 @@ from recollect.evaluation import Evaluation
 from recollect.studies import runner, tune as search
 from recollect.studies.summary import StudyResults
 from recollect.studies.tune import plan_tuning
-from recollect.training import build
 from recollect.training.callbacks import Callback
 from recollect.training.run import RunFolder
 
@@ -150,17 +149,9 @@ def test_the_search_needs_no_test_set_and_only_the_end_asks_for_it(
     assert (folder / "final" / "model" / "model.safetensors").read_bytes() == trained
 
 
-def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("peeking")
+def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(tmp_path: Path) -> None:
     root = make_data(tmp_path / "data")
-    honest = build.load_sets
-
-    def peeking(config: Any, *more: Any) -> Any:
-        load(config.data.name, config.data.root, config.data.test_split)
-        return honest(config, *more)
-
-    monkeypatch.setattr("recollect.training.build.load_sets", peeking)
     with pytest.raises(SplitNotAllowedError, match=r"folder/test .*only train"):
         study(root, tmp_path / "s")
     assert (tmp_path / "s" / "study.db").exists()
