@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -64,28 +63,6 @@ SECONDS_TO_SAVE = 10
 
 class ForeignRunError(ConfigError):
     """A run's folder contains a run of another study; this is not a failure of the run's settings."""
-
-
-@dataclass(frozen=True)
-class Validation:
-    """The result of a run on the validation classes.
-
-    Attributes:
-        value: the best value of the selection metric among all evaluations after training has begun.
-        best_step, best_epoch: where it was reached; among equals the one with the highest mAP@R, then the last.
-        map_at_r: mAP@R there, which decides between trials that are equal in ``value``.
-        steps, seconds, images: its cost.
-        curve: epoch and value of every evaluation.
-    """
-
-    value: float
-    best_step: int
-    best_epoch: float
-    map_at_r: float
-    steps: int
-    seconds: float
-    images: int
-    curve: list[tuple[float, float]]
 
 
 def finish_run(path: Path, config: Config, callback: Callback | None = None) -> Outcome:
@@ -145,9 +122,11 @@ def has_diverged(error: TrainingStoppedError) -> bool:
     return error.exit_code < 128
 
 
-def read_validation(path: Path, select: str) -> Validation | None:
-    """The result of a run's evaluations so far; None before the first evaluation after training has begun.
+def read_validation(path: Path, select: str) -> dict[str, Any]:
+    """The result of a run on the validation classes so far, by the names of ``TrialRecord``.
 
+    ``value`` is the best of the selection metric among all evaluations after training has begun, among equals the one with
+    the highest mAP@R, then the last; ``curve`` has epoch and value of every evaluation. Empty before the first of them.
     Read from ``metrics.jsonl``, so that a run that was killed after its last step has the result of one that was never
     interrupted. The untrained network's value is in the curve but is never the best: it does not depend on the settings.
     """
@@ -163,18 +142,18 @@ def read_validation(path: Path, select: str) -> Validation | None:
             evaluations[record["step"]] = record
     merits = {step: merit(record, select, step) for step, record in evaluations.items() if step > 0}
     if not merits:
-        return None
+        return {}
     best, steps, manifest = max(merits, key=merits.__getitem__), max(epochs), folder.read_manifest()
-    return Validation(
-        value=float(evaluations[best][select]),
-        best_step=best,
-        best_epoch=epochs[best],
-        map_at_r=merits[best][1],
-        steps=steps,
-        seconds=round(float((manifest.get("outcome") or {}).get("seconds", seconds)), 1),
-        images=steps * int(manifest.get("plan", {}).get("batch", 0)),
-        curve=[(epochs[step], float(record[select])) for step, record in evaluations.items()],
-    )
+    return {
+        "value": float(evaluations[best][select]),
+        "best_step": best,
+        "best_epoch": epochs[best],
+        "map_at_r": merits[best][1],
+        "steps": steps,
+        "seconds": round(float((manifest.get("outcome") or {}).get("seconds", seconds)), 1),
+        "images": steps * int(manifest.get("plan", {}).get("batch", 0)),
+        "curve": [(epochs[step], float(record[select])) for step, record in evaluations.items()],
+    }
 
 
 # The trials of a search ---------------------------------------------------------------------------------------------------
