@@ -139,14 +139,8 @@ def model_card(
 ) -> str:
     """The card: data, recipe, results, licence, how to load it."""
     licence = licence or embedder.config.provenance.licence
-    front: dict[str, Any] = {
-        "library_name": "recollect",
-        "pipeline_tag": "image-feature-extraction",
-        "tags": ["recollect", "image-retrieval", "metric-learning"],
-    }
-    if licence:  # without one, the card says that none is stated
-        front["license"] = _LICENCES.get(licence, "other")
-        front |= {} if licence in _LICENCES else {"license_name": one_line(licence)}
+    front = {"license": _LICENCES.get(licence, "other")} if licence else {}  # without one, the card says so
+    front |= {"license_name": one_line(licence)} if licence and licence not in _LICENCES else {}
     outcome, plan = read.recorded("outcome"), read.recorded("plan")
     # Results of recollect eval; without any, those logged during training.
     results: dict[str, Mapping[str, float]] = dict(read.evaluated)
@@ -156,7 +150,7 @@ def model_card(
     names = dict.fromkeys(name for metrics in results.values() for name in metrics if name.startswith(_METRICS))
     return render(
         "model_card.md",
-        front=Markup(yaml.safe_dump(front, sort_keys=False, allow_unicode=True)),
+        front=Markup(yaml.safe_dump(front, sort_keys=False, allow_unicode=True) if front else ""),
         name=to or "user/name",
         dim=embedder.dim,
         config=config,
