@@ -143,10 +143,8 @@ def test_interrupted_empty_and_damaged_runs(runs: Path) -> None:
     assert "no step taken" in text
 
 
-def test_without_images_there_is_no_gallery_but_a_sentence(made: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(made / "data", data)
-    folder = make_run(data, tmp_path / "run")
+def test_without_images_there_is_no_gallery_but_a_sentence(made: Path, moved: tuple[Path, Path]) -> None:
+    data, folder = moved
     shutil.rmtree(data)
     text = words(check(write_report([folder])))
     assert "No test images" in text

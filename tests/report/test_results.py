@@ -96,10 +96,8 @@ def test_a_damaged_store_is_made_again(runs: Path, damage: bytes | str) -> None:
     assert not any("damaged" in remark for remark in evaluate_run(read_run(runs / "first")).remarks)
 
 
-def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(made / "data", data)
-    folder = make_run(data, tmp_path / "run")
+def test_without_images_the_kept_vectors_serve(moved: tuple[Path, Path]) -> None:
+    data, folder = moved
     shutil.copytree(data / "train" / "train-00", data / "test" / "again")
     shutil.copy(data / "train" / "train-01" / "0.png", data / "test" / "test-00" / "00.png")
     whole = evaluate_run(read_run(folder))
@@ -138,10 +136,8 @@ def test_a_run_without_a_model_shows_its_checkpoint(runs: Path) -> None:
     assert any("no trained weights" in remark for remark in nothing.remarks)
 
 
-def test_unreadable_images_are_left_out_for_all(made: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(made / "data", data)
-    folder = make_run(data, tmp_path / "run", **{"run.watch_test": False})
+def test_unreadable_images_are_left_out_for_all(moved: tuple[Path, Path]) -> None:
+    data, folder = moved
     (data / "test" / "test-00" / "0.png").write_bytes(b"no image")
     found = evaluate_run(read_run(folder))
     assert len(found.images.names) == 29

@@ -419,7 +419,7 @@ def _unexplained(pictures: Floats, others: Floats) -> Floats:
     slope = (weight * (pictures - here) * (others - there)).sum(axis=(1, 2), keepdims=True) / spread
     rest = pictures - np.clip(here + slope * (others - there), 0, 255)
     # Blocks overlap, so that one of them covers any detail.
-    means = torch.nn.functional.avg_pool2d(torch.from_numpy(rest)[:, None], _BLOCK, stride=2).abs().amax(dim=(1, 2, 3))
+    means = torch.nn.functional.avg_pool2d(torch.from_numpy(rest), _BLOCK, stride=2).abs().amax(dim=(1, 2))
     largest: Floats = means.numpy() / np.maximum(pictures.std(axis=(1, 2)), 1)
     return largest
 
@@ -448,7 +448,7 @@ def _best(left: Floats, right: Floats, ways: Sequence[tuple[float, int, int]]) -
     for other in map(_centred, versions):
         correlations.append((one * other).sum(axis=1) / np.maximum(np.linalg.norm(other, axis=1), 1e-6))
     best: Places = np.stack(correlations).argmax(axis=0)
-    return best, np.choose(best[:, None, None], versions)
+    return best, np.stack(versions)[best, np.arange(len(best))]
 
 
 def _resampled(pictures: Floats, crop: float, down: int, across: int) -> Floats:
