@@ -157,8 +157,8 @@ def element(tag: str, *children: Child, **attributes: str | float | bool | None)
     """An element. Attribute names are written with ``_`` for ``-`` and without a last ``_``; None and False are left out.
 
     Examples:
-        >>> element("a", "R&D <b>", href="#x", class_="link")
-        '<a href="#x" class="link">R&amp;D &lt;b&gt;</a>'
+        >>> print(element("a", "R&D <b>", href="#x", class_="link"))
+        <a href="#x" class="link">R&amp;D &lt;b&gt;</a>
     """
     opening = tag
     for name, value in attributes.items():
