@@ -33,3 +33,10 @@ def runs(made: Path, tmp_path: Path) -> Path:
     for name in ("first", "second"):
         shutil.copytree(made / name, tmp_path / name)
     return tmp_path
+
+
+@pytest.fixture
+def moved(made: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of the data, which a test may change, and a run on it."""
+    data = Path(shutil.copytree(made / "data", tmp_path / "data"))
+    return data, make_run(data, tmp_path / "run")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from recollect.report.charts import Bar, Line, Point, bar_chart, line_chart, scatter_chart, similarity_chart
+from recollect.report.charts import Bar, Line, Point, bar_chart, line_chart, scatter_chart, similarity_charts
 from recollect.report.markup import Markup, breakable, element, join, table
 from recollect.report.page import document, write_report
 from report.browser import Browser, programs
+from report.report_runs import made_result
 
 pytestmark = [
     pytest.mark.slow,
@@ -256,12 +256,13 @@ def charts_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     batches = Line("run", [16.0 * 2**n for n in range(11)], [0.9] * 11)
     long_name = {"x_label": "Images of WWW per batch, model.head.option_" + "m" * 40}
     words = {"x_label": "learning rate", "y_label": "validation r@1"}
-    pairs = similarity_chart(np.full((2, 4), 0.25), np.linspace(-0.5, 1, 5), title="t", top=0.25)
+    model, images = made_result("t", 0.5)
     long = [[breakable("x" * 190), breakable("Packages__" + "y" * 190), "6 of 30", "20 %"]]
     grid = table(["class", "is taken for", "queries", "share"], long, caption="c", numbers=False)
     body = join(
         _charts(line_chart([rates], title="t", x_label="step", y_label="images per second", from_zero=True)),
-        _charts(*[scatter_chart(trials, title="t", log=True, percent=True, **words)] * 2, pairs),
+        _charts(*[scatter_chart(trials, title="t", log=True, percent=True, **words)] * 2),
+        similarity_charts([model], images),
         _charts(bar_chart(bars, ["trained", "not"], title="t", value="r@1")),
         _charts(line_chart([batches], title="t", y_label="r@1", percent=True, log_ticks=batches.x, **long_name)),
         element("div", grid, class_="by-class"),

@@ -13,8 +13,11 @@ from recollect.report.charts import (
     Bar,
     Line,
     bar_chart,
+    bin_shares,
     count_similarities,
     line_chart,
+    ordered_share,
+    similarity_span,
     ticks,
 )
 
@@ -96,12 +99,12 @@ def test_counts_every_pair_once_across_tiles(monkeypatch: pytest.MonkeyPatch) ->
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     counted = count_similarities(vectors, labels)
     positive, negative = _pairs(vectors, labels)
-    assert counted.counts.sum(axis=1).tolist() == [len(positive), len(negative)]
-    for pairs, shares in zip((positive, negative), counted.shares(np.linspace(-1, 1, 21)), strict=True):
+    assert counted.sum(axis=1).tolist() == [len(positive), len(negative)]
+    for pairs, shares in zip((positive, negative), bin_shares(counted, np.linspace(-1, 1, 21)), strict=True):
         expected = np.histogram(pairs, 20, (-1, 1))[0]
         assert np.abs(len(pairs) * shares - expected).max() < 1.01  # an edge may round either way
     area = np.mean([(p > n) + (p == n) / 2 for p in positive for n in negative])
-    assert counted.ordered == pytest.approx(area, abs=2e-3)
-    low, high = counted.span(0.0)
+    assert ordered_share(counted) == pytest.approx(area, abs=2e-3)
+    low, high = similarity_span(counted, 0.0)
     assert low <= min(positive + negative)
     assert high >= max(positive + negative)

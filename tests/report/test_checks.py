@@ -279,5 +279,5 @@ def test_everything_found_is_listed() -> None:
     assert "40 test images and all 40 training images were compared" in said
     assert "--csv" in said
     assert "training images are checked" in text_of(
-        data_section(findings, found, replace(shown, split="train"), atlas, None)
+        data_section(findings, found, replace(shown, split="train"), atlas, Atlas(None))
     )

@@ -47,7 +47,7 @@ def test_marks_tell_right_from_wrong_without_colour() -> None:
     result = evaluate(vectors, labels, ks=(1,), metrics=("r@k", "map", "first_rank"))
     shown = ReportImages("set", "test", list("abcd"), labels, ["<zero>", "one"], 4)
     model = ModelResult("model", "", vectors, result)
-    page = rows_of_results([0, 2], [model], shown, Atlas(None), top=3, twins={0: frozenset({0, 2})})
+    page = rows_of_results([0, 2], [model], shown, Atlas(None), {0: frozenset({0, 2})})
     first, second = page.split("<article")[1:]
     assert [mark in part for part in (first.split("<li")[1:]) for mark in ("✓",)] == [True, False, False]
     assert [mark in part for part in (second.split("<li")[1:]) for mark in ("✓",)] == [False, False, True]

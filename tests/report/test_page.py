@@ -9,6 +9,7 @@ import shutil
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import recollect
@@ -70,24 +71,16 @@ def test_the_report_of_a_run(runs: Path) -> None:
     assert path.stat().st_size < 2_000_000
 
 
-def test_names_from_files_are_shown_and_do_not_act(runs: Path) -> None:
-    found = check(write_report([runs / "first"]))
+def test_names_of_files_and_runs_are_shown_and_do_not_act(runs: Path) -> None:
+    folder = (runs / "first").rename(runs / "<script>alert(1)<")
+    found, raw = check(write_report([folder])), (folder / "report.html").read_text(encoding="utf-8")
+    assert "<script>alert(1)<" in words(found)
     assert "<img src=x onerror=alert(1)>\ufffd&\"'" in "".join(found.text)
     assert EVIL not in "".join(found.text)  # its turning character is gone
     shown = {attributes["title"] for _, attributes in found.tags if "title" in attributes}
     assert any("\"'><script>alert(1)<\ufffd.png" in str(name) for name in shown)
-    assert "<script>alert" not in (runs / "first" / "report.html").read_text(encoding="utf-8")
     # Not even a part of the page that is not text holds it unescaped.
-    raw = (runs / "first" / "report.html").read_text(encoding="utf-8")
-    assert "<img src=x" not in raw
-    assert "\u202e" not in raw
-
-
-def test_the_name_of_a_run_is_escaped_too(runs: Path) -> None:
-    folder = runs / "<script>alert(1)<"
-    (runs / "first").rename(folder)
-    found = check(write_report([folder]))
-    assert "<script>alert(1)<" in words(found)
+    assert not any(part in raw for part in ("<script>alert", "<img src=x", "\u202e"))
 
 
 def test_nothing_is_fetched_and_only_the_page_s_own_script_may_run(runs: Path) -> None:
@@ -150,10 +143,8 @@ def test_interrupted_empty_and_damaged_runs(runs: Path) -> None:
     assert "no step taken" in text
 
 
-def test_without_images_there_is_no_gallery_but_a_sentence(made: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(made / "data", data)
-    folder = make_run(data, tmp_path / "run")
+def test_without_images_there_is_no_gallery_but_a_sentence(made: Path, moved: tuple[Path, Path]) -> None:
+    data, folder = moved
     shutil.rmtree(data)
     text = words(check(write_report([folder])))
     assert "No test images" in text
@@ -221,13 +212,17 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         write_report([])
 
 
-def test_what_runs_have_in_common_is_embedded_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_embedded_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECOLLECT_CACHE", str(runs / "cache"))
     through = count_images(monkeypatch)
     write_report([runs / "first", runs / "second"])
     assert sum(through) == 3 * 30  # one start, two ends
+    first = evaluate_run(read_run(runs / "first"))
     write_report([runs / "first", runs / "second"])
     assert sum(through) == 3 * 30
+    assert np.array_equal(first.trained.vectors, evaluate_run(read_run(runs / "first")).trained.vectors)
+    evaluate_run(read_run(runs / "first"), split="train")
+    assert sum(through) == 3 * 30 + 2 * 40
 
 
 def test_dark_colours_are_for_screens_and_not_for_paper() -> None:

@@ -6,8 +6,9 @@ import re
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -21,8 +22,10 @@ from recollect.models import Embedder
 from recollect.report.publishing import model_card, publish
 from recollect.report.results import read_run
 from recollect.training.trainer import train
-from report.hub_stand_in import HubStandIn
 from training.small_runs import make_images, small_config
+
+if TYPE_CHECKING:
+    from report.hub_stand_in import HubStandIn
 
 PIXELS = torch.randint(0, 256, (2, 3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
@@ -39,7 +42,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubStandIn]:
     constants = pytest.importorskip("huggingface_hub.constants")
-    stand_in = HubStandIn()
+    pytest.importorskip("uvicorn")
+    stand_in = import_module("report.hub_stand_in").HubStandIn()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_ENDPOINT", stand_in.endpoint)
     monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")

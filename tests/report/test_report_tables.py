@@ -88,4 +88,4 @@ def test_seeds_of_one_setting_are_averaged() -> None:
     assert "large/seed-1 instead of small (2 seeds)" in said
     assert [one.name for one in one_per_setting(runs, models)] == [BEFORE, names[0], names[2]]
     assert mean_over_seeds([runs[0], runs[2]], models[:2]) == models[:2]
-    assert seeds(models) is None
+    assert not seeds(models)

@@ -20,7 +20,7 @@ from recollect.report.results import (
     evaluate_run,
     read_run,
 )
-from report.report_runs import count_images, make_run
+from report.report_runs import make_run
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(4, 80))
@@ -57,17 +57,6 @@ def test_results_are_those_of_the_weights_before_and_after(runs: Path) -> None:
     logged = [record["r@1"] for record in run.evaluations]
     assert logged[0] == pytest.approx(found.init.evaluation.metrics["r@1"])
     assert logged[-1] == pytest.approx(found.trained.evaluation.metrics["r@1"])
-
-
-def test_vectors_are_kept_and_used_again(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RECOLLECT_CACHE", str(runs / "cache"))
-    first = evaluate_run(read_run(runs / "first"))
-    through = count_images(monkeypatch)
-    again = evaluate_run(read_run(runs / "first"))
-    assert np.array_equal(first.trained.vectors, again.trained.vectors)
-    assert not through
-    evaluate_run(read_run(runs / "first"), split="train")
-    assert sum(through) == 2 * 40
 
 
 def test_a_folder_that_is_named_must_be_there(runs: Path, tmp_path: Path) -> None:
@@ -107,10 +96,8 @@ def test_a_damaged_store_is_made_again(runs: Path, damage: bytes | str) -> None:
     assert not any("damaged" in remark for remark in evaluate_run(read_run(runs / "first")).remarks)
 
 
-def test_without_images_the_kept_vectors_serve(made: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(made / "data", data)
-    folder = make_run(data, tmp_path / "run")
+def test_without_images_the_kept_vectors_serve(moved: tuple[Path, Path]) -> None:
+    data, folder = moved
     shutil.copytree(data / "train" / "train-00", data / "test" / "again")
     shutil.copy(data / "train" / "train-01" / "0.png", data / "test" / "test-00" / "00.png")
     whole = evaluate_run(read_run(folder))
@@ -149,10 +136,8 @@ def test_a_run_without_a_model_shows_its_checkpoint(runs: Path) -> None:
     assert any("no trained weights" in remark for remark in nothing.remarks)
 
 
-def test_unreadable_images_are_left_out_for_all(made: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(made / "data", data)
-    folder = make_run(data, tmp_path / "run", **{"run.watch_test": False})
+def test_unreadable_images_are_left_out_for_all(moved: tuple[Path, Path]) -> None:
+    data, folder = moved
     (data / "test" / "test-00" / "0.png").write_bytes(b"no image")
     found = evaluate_run(read_run(folder))
     assert len(found.images.names) == 29

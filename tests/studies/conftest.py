@@ -3,12 +3,15 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matrix_bench import BENCH, make_patterns, run_here, two_cells
 
+from recollect.data import load
 from recollect.studies.protocol import Bench, Cell, Matrix
 from recollect.studies.runner import run_matrix
+from recollect.training import build
 
 
 def _bench_on(data: Path) -> Bench:
@@ -45,3 +48,15 @@ def finished_study(_finished: tuple[Matrix, list[Cell]], tmp_path: Path) -> tupl
     """A study of two cells whose runs are all done, a copy that a test may change; and its cells."""
     study, cells = _finished
     return replace(study, out=Path(shutil.copytree(study.out, tmp_path / "finished"))), cells
+
+
+@pytest.fixture
+def peeking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every training asks for test images too."""
+    honest = build.load_sets
+
+    def load_sets(config: Any, *more: Any) -> Any:
+        load(config.data.name, config.data.root, config.data.test_split)
+        return honest(config, *more)
+
+    monkeypatch.setattr("recollect.training.build.load_sets", load_sets)

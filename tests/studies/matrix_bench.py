@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +51,14 @@ def run_here(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runner, "ProcessPoolExecutor", InProcess)
 
 
-class InProcess:
+class InProcess(Executor):
     """Stands for the pool of processes."""
 
     _processes = None
 
-    def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None: ...
-
     def __init__(self, *_: object) -> None: ...
 
-    def __enter__(self) -> InProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
     def submit(self, work, *arguments):
-        from concurrent.futures import Future
-
         future: Future[object] = Future()
         future.set_result(work(*arguments))
         return future

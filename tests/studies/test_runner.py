@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matrix_bench import BENCH, searched, two_cells
@@ -19,7 +18,6 @@ from recollect.common.errors import ConfigError
 from recollect.common.files import try_lock
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config
-from recollect.data import load
 from recollect.studies.protocol import (
     LADDER,
     MOST_RATES,
@@ -31,7 +29,6 @@ from recollect.studies.protocol import (
 )
 from recollect.studies.runner import ForeignRunError, begin_or_resume, run_matrix
 from recollect.studies.summary import collect
-from recollect.training import build
 from recollect.training.run import RunFolder
 from training.small_runs import final_weights, same_bits
 
@@ -105,17 +102,9 @@ def test_one_process_at_a_time_works_on_a_study(here: None, bench: Bench, tmp_pa
     assert not list(study.out.rglob("failed.json"))
 
 
-def test_no_search_run_reaches_the_test_set(
-    here: None, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("here", "peeking")
+def test_no_search_run_reaches_the_test_set(bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Code that asks for test images is refused."""
-    honest = build.load_sets
-
-    def peeking(config: Any, *more: Any) -> Any:
-        load(config.data.name, config.data.root, config.data.test_split)
-        return honest(config, *more)
-
-    monkeypatch.setattr("recollect.training.build.load_sets", peeking)
     run_matrix(Matrix(tmp_path / "study"), two_cells(bench), jobs=1)
     assert caplog.messages
     assert all("only train may be read" in line for line in caplog.messages)

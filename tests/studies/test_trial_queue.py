@@ -136,15 +136,6 @@ def test_tpe_learns_within_the_space_and_is_resumed_exactly(tmp_path: Path) -> N
     assert draws[16:] == [draws[12], draws[12]]
 
 
-def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
-    identity = {"recipe": "glyphs", "space": {"lr": "1:2"}, "settings": {"batch": {"size": 4}}}
-    TrialQueue(tmp_path).check_identity(identity)
-    queue = TrialQueue(tmp_path)
-    queue.check_identity(identity)
-    with pytest.raises(ConfigError, match=r"space\.lr is 1:2 .*1:3 .*batch\.size is 4 .*8"):
-        queue.check_identity({"recipe": "glyphs", "space": {"lr": "1:3"}, "settings": {"batch": {"size": 8}}})
-
-
 def test_mistakes_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--sampler grid .*random, tpe"):
         TrialQueue(tmp_path, sampler="grid")

@@ -9,7 +9,6 @@ import csv
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from recollect.evaluation import Evaluation
 from recollect.studies import runner, tune as search
 from recollect.studies.summary import StudyResults
 from recollect.studies.tune import plan_tuning
-from recollect.training import build
 from recollect.training.callbacks import Callback
 from recollect.training.run import RunFolder
 
@@ -150,17 +148,9 @@ def test_the_search_needs_no_test_set_and_only_the_end_asks_for_it(
     assert (folder / "final" / "model" / "model.safetensors").read_bytes() == trained
 
 
-def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("peeking")
+def test_code_that_goes_for_the_test_set_during_the_search_is_stopped(tmp_path: Path) -> None:
     root = make_data(tmp_path / "data")
-    honest = build.load_sets
-
-    def peeking(config: Any, *more: Any) -> Any:
-        load(config.data.name, config.data.root, config.data.test_split)
-        return honest(config, *more)
-
-    monkeypatch.setattr("recollect.training.build.load_sets", peeking)
     with pytest.raises(SplitNotAllowedError, match=r"folder/test .*only train"):
         study(root, tmp_path / "s")
     assert (tmp_path / "s" / "study.db").exists()
@@ -206,12 +196,11 @@ def test_pruning_ends_what_is_below_the_median(tmp_path: Path, monkeypatch: pyte
 
     def made_up(path: Path, select: str) -> Any:  # five good trials, then a bad one; trainings are real
         validation = honest(path, select)
-        if validation is None:
-            return None
         level = 0.9 if int(path.name) < 5 else 0.1
         # The untrained network is better than any of them: it must not keep the bad one alive.
-        curve = [(epoch, level if epoch else 0.95) for epoch, _ in validation.curve]
-        return replace(validation, value=level, map_at_r=0.5, curve=curve, steps=1, seconds=1.0, images=1)
+        curve = [(epoch, level if epoch else 0.95) for epoch, _ in validation.get("curve", ())]
+        made = {"value": level, "map_at_r": 0.5, "curve": curve, "steps": 1, "seconds": 1.0, "images": 1}
+        return validation and validation | made
 
     monkeypatch.setattr(search, "read_validation", made_up)
     results = study(root, tmp_path / "s", trials=6, pruner="median", space=["epochs=3", "lr=1e-3:1e-2"], final=False)

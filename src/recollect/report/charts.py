@@ -9,7 +9,7 @@ of the reader's machine, so drawings leave room for the widest of them (``text_w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from statistics import median
@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common.text import in_words
-from recollect.report.markup import Child, Markup, element, join, name_of, table
-from recollect.report.results import ModelResult, ReportImages, Run, finite
+from recollect.report.markup import Child, Markup, element, join, name_of, render, table
+from recollect.report.results import ModelResult, ReportImages, Run, finite, random_part
 
 WIDTH, HEIGHT = 470, 272
 _RIGHT, _TOP, _BOTTOM = 12, 12, 50
@@ -37,6 +37,8 @@ MOST_PAIRED = 8000
 """Images whose pairs are counted by similarity."""
 _FINE = 4000  # bins from -1 to 1, fine enough for the share of ordered pairs; drawn ones are sums of them
 _PAIR_ROWS = 512
+
+Counts = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -97,18 +99,11 @@ def line_chart(
     y_range = (0.0 if from_zero else low, max(high, 0.05) if percent else high)
     frame = _Frame(xs, y_range, percent, log_ticks is not None)
     summary = ". ".join(f"{line.name}: from {frame.text(line.y[0])} to {frame.text(line.y[-1])}" for line in visible)
-    samples = [
-        element("line", x1=1, x2=29, y1=6, y2=6, class_=f"line line-{n % SERIES + 1}") for n in range(len(visible))
-    ]
-    return _figure(
-        title,
-        f"{y_label} over {x_label}. {summary}.",
-        [frame.axes(x_label, y_label, log_ticks), [_drawn(line, number, frame) for number, line in enumerate(visible)]],
-        _legend([line.name for line in visible], samples, 30),
-        caption,
-        ["line", "first", "last", "lowest", "highest"],
-        [[line.name, *map(frame.text, (line.y[0], line.y[-1], min(line.y), max(line.y)))] for line in visible],
-    )
+    drawn = [_drawn(line, number, frame) for number, line in enumerate(visible)]
+    words, shapes = f"{y_label} over {x_label}. {summary}.", [frame.axes(x_label, y_label, log_ticks), drawn]
+    head, names = ["line", "first", "last", "lowest", "highest"], [line.name for line in visible]
+    rows = [[line.name, *map(frame.text, (line.y[0], line.y[-1], min(line.y), max(line.y)))] for line in visible]
+    return _figure("line", title, words, shapes, names, caption, head, rows)
 
 
 def scatter_chart(
@@ -119,7 +114,6 @@ def scatter_chart(
     y_label: str,
     log: bool = False,
     percent: bool = False,
-    marked: str = "chosen",
     caption: Child = None,
 ) -> Markup | None:
     """Points over one pair of axes; None when there is none.
@@ -128,7 +122,6 @@ def scatter_chart(
         points: in any order; those that are not numbers, or not above 0 on a logarithmic axis, are left out.
         title, x_label, y_label: words.
         log: whether the x axis is logarithmic. percent: whether y is a fraction to be shown in percent.
-        marked: what a marked point is called in the legend.
         caption: below the title.
     """
     visible = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y) and (not log or p.x > 0)]
@@ -136,7 +129,7 @@ def scatter_chart(
         return None
     # Margins: points at the edge stay whole.
     frame = _Frame([p.x for p in visible], value_range([p.y for p in visible], percent, 0.06), percent, log, 0.04)
-    shapes = []
+    shapes = frame.axes(x_label, y_label)
     for p in sorted(visible, key=lambda p: p.marked):
         x, y = frame.x(p.x), frame.y(p.y)
         hint = element("title", f"{p.name}: {frame.text(p.y)} at {p.x:.3g}")
@@ -147,48 +140,9 @@ def scatter_chart(
             shapes.append(element("circle", hint, class_="dot dot-1", **shape))
     best = max(visible, key=lambda p: p.y)
     summary = f"{len(visible)} points. The highest, {best.name}, is {frame.text(best.y)} at {best.x:.3g}."
-    legend = [marked] if any(p.marked for p in visible) else []
-    return _figure(
-        title,
-        f"{y_label} over {x_label}. {summary}",
-        [frame.axes(x_label, y_label), shapes],
-        _legend(legend, [element("path", d=_diamond(10, 8, 7), class_="dot dot-2")] * len(legend), 20, 16),
-        caption,
-        ["point", x_label, y_label],
-        [[p.name, f"{p.x:.3g}", frame.text(p.y)] for p in sorted(visible, key=lambda p: p.x)],
-    )
-
-
-def similarity_chart(
-    shares: NDArray[np.float64], edges: NDArray[np.float64], *, title: str, caption: Child = None, top: float
-) -> Markup:
-    """Similarities of pairs of the same class and of different classes, as two histograms over the same bins.
-
-    Args:
-        shares: 2 × bins, of all pairs of the kind. edges: of the bins.
-        title, caption: words. top: the highest share on the axis.
-    """
-    names = ("same class", "different classes")
-    frame = _Frame(edges.tolist(), (0.0, top or 1.0), percent=True)
-    shapes = []
-    # The second is drawn first: negatives are the broad mass behind, positives stand before them.
-    for place in (1, 0):
-        steps = np.repeat(edges, 2).tolist(), [0.0, *np.repeat(shares[place], 2).tolist(), 0.0]
-        points = [(frame.x(x), frame.y(y)) for x, y in zip(*steps, strict=True)]
-        shapes.append(element("path", d=_path(points) + "Z", class_=f"area area-{place + 1}"))
-    centres = (edges[:-1] + edges[1:]) / 2
-    means = [f"{(values * centres).sum():.3f}" if values.any() else "–" for values in shares]
-    summary = "; ".join(f"{name}: mean {mean}" for name, mean in zip(names, means, strict=True))
-    samples = [element("rect", x=1, y=1, width=24, height=12, class_=f"area area-{look}") for look in (1, 2)]
-    return _figure(
-        title,
-        f"Shares of pairs by similarity. {summary}.",
-        [frame.axes("similarity", "share of pairs"), shapes],
-        _legend(names, samples, 26, 14),
-        caption,
-        ["pairs", "mean similarity"],
-        zip(names, means, strict=True),
-    )
+    rows = [[p.name, f"{p.x:.3g}", frame.text(p.y)] for p in sorted(visible, key=lambda p: p.x)]
+    legend, words = ["chosen"] if any(p.marked for p in visible) else [], f"{y_label} over {x_label}. {summary}"
+    return _figure("diamond", title, words, shapes, legend, caption, ["point", x_label, y_label], rows)
 
 
 def bar_chart(
@@ -229,20 +183,9 @@ def bar_chart(
             parts.append(element("line", x1=start, x2=end, y1=middle, y2=middle, class_="interval"))
         parts.append(element("text", f"{bar.value:.1f}", x=round(end + 5, 1), y=y + 14))
     best = max(bars, key=lambda bar: bar.value)
-    samples = [
-        element("rect", x=1, y=1, width=14, height=10, class_=f"dot-{number % SERIES + 1}")
-        for number in range(len(looks))
-    ]
-    return _figure(
-        title,
-        f"{len(bars)} bars of {value} in percent. The longest is {best.name} with {best.value:.1f}.",
-        parts,
-        _legend(looks, samples, 16),
-        caption,
-        ["", value],
-        [[bar.name, f"{bar.value:.1f}"] for bar in bars],
-        bottom + _BAR_BOTTOM,
-    )
+    words = f"{len(bars)} bars of {value} in percent. The longest is {best.name} with {best.value:.1f}."
+    rows = [[bar.name, f"{bar.value:.1f}"] for bar in bars]
+    return _figure("bar", title, words, parts, looks, caption, ["", value], rows, bottom + _BAR_BOTTOM)
 
 
 class _Frame:
@@ -406,30 +349,22 @@ def _diamond(x: float, y: float, size: float) -> str:
     return _path([(x, y - size), (x + size, y), (x, y + size), (x - size, y)]) + "Z"
 
 
-def _legend(names: Sequence[str], samples: Sequence[Markup], width: int, height: int = 12) -> Markup | None:
-    """Names, each beside a sample drawn in a box of ``width`` × ``height``; None without names."""
-    box = f"0 0 {width} {height}"
-    boxes = [element("svg", part, viewBox=box, width=width, height=height, aria_hidden="true") for part in samples]
-    items = [element("li", sample, element("bdi", name)) for name, sample in zip(names, boxes, strict=True)]
-    return element("ul", items, class_="legend") if items else None
-
-
 def _figure(
+    look: str,
     title: str,
     description: str,
-    parts: Child,
-    legend: Markup | None,
+    shapes: Child,
+    legend: Sequence[str],
     caption: Child,
     head: Sequence[str],
-    rows: Iterable[Iterable[Child]],
+    rows: Sequence[Sequence[Child]],
     height: int = HEIGHT,
 ) -> Markup:
-    """The title and caption, the legend, the drawing, and its numbers to unfold."""
-    words = [element("title", title), element("desc", description)]
-    svg = element("svg", words, parts, viewBox=f"0 0 {WIDTH} {height}", role="img", class_="chart")
-    caption_line = element("figcaption", element("strong", title), " " if caption else None, caption)
+    """A chart with its numbers; ``look``: of the samples in the legend, see ``chart.html``."""
     numbers = table(head, rows, caption=f"{title}, in numbers")
-    return element("figure", caption_line, legend, svg, element("details", element("summary", "In numbers"), numbers))
+    words = {"title": title, "description": description, "caption": caption, "numbers": numbers}
+    drawing = {"shapes": shapes, "width": WIDTH, "height": height}
+    return render("chart.html", look=look, looks=SERIES, legend=legend, **words, **drawing)
 
 
 def curves(runs: Sequence[Run]) -> Markup:
@@ -468,64 +403,68 @@ def _column(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def similarity_charts(models: Sequence[ModelResult], images: ReportImages) -> Markup:
-    """Histograms of similarities, with the same axes for all."""
+    """Similarities of pairs of the same class and of different classes, as histograms with the same axes for all models."""
     counted = [count_similarities(model.vectors, images.labels) for model in models]
-    spans = [counts.span() for counts in counted]
+    spans = [similarity_span(counts) for counts in counted]
     edges = np.linspace(min(low for low, _ in spans), max(high for _, high in spans), 65)
-    shares = [counts.shares(edges) for counts in counted]
-    top = max(float(both.max()) for both in shares)
+    centres, names = (edges[:-1] + edges[1:]) / 2, ("same class", "different classes")
+    both = [bin_shares(counts, edges) for counts in counted]
+    frame = _Frame(edges.tolist(), (0.0, max(float(shares.max()) for shares in both) or 1.0), percent=True)
     charts = []
-    for model, counts, both in zip(models, counted, shares, strict=True):
+    for model, counts, shares in zip(models, counted, both, strict=True):
+        shapes = frame.axes("similarity", "share of pairs")
+        # The second is drawn first: negatives are the broad mass behind, positives stand before them.
+        for place in (1, 0):
+            steps = np.repeat(edges, 2).tolist(), [0.0, *np.repeat(shares[place], 2).tolist(), 0.0]
+            points = [(frame.x(x), frame.y(y)) for x, y in zip(*steps, strict=True)]
+            shapes.append(element("path", d=_path(points) + "Z", class_=f"area area-{place + 1}"))
+        means = [f"{(values * centres).sum():.3f}" if values.any() else "–" for values in shares]
+        rows = list(zip(names, means, strict=True))
         caption = "One of the two kinds does not occur."
-        if (share := counts.ordered) is not None:
+        if (share := ordered_share(counts)) is not None:
             caption = f"A pair of one class is more similar than a pair of two in {100 * share:.1f} % of all cases."
-        charts.append(similarity_chart(both, edges, title=model.name, caption=caption, top=top))
+        words = f"Shares of pairs by similarity. {'; '.join(f'{name}: mean {mean}' for name, mean in rows)}."
+        head = ["pairs", "mean similarity"]
+        charts.append(_figure("area", model.name, words, shapes, names, caption, head, rows))
     part = f"Of the pairs among {MOST_PAIRED:,} images drawn at random."
     note = element("p", part, class_="note") if len(images.names) > MOST_PAIRED else None
     return join(note, element("div", charts, class_="charts"))
 
 
-@dataclass(frozen=True)
-class Similarities:
-    """Counts of pairs by similarity, 2 × ``_FINE`` bins from −1 to 1: of pairs of one class, and of different classes."""
+def ordered_share(counts: Counts) -> float | None:
+    """The share of (positive, negative) pairs in which the positive is the more similar: 0.5 is chance, 1 perfect.
 
-    counts: NDArray[np.float64]
-
-    @property
-    def ordered(self) -> float | None:
-        """The share of (positive, negative) pairs in which the positive is the more similar: 0.5 is chance, 1 perfect.
-
-        Also known as the area under the ROC curve. None without positives or negatives.
-        """
-        positive, negative = self.counts
-        total = positive.sum() * negative.sum()
-        below = np.cumsum(negative) - negative / 2  # pairs in one bin count half
-        return float((positive * below).sum() / total) if total else None
-
-    def shares(self, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of each kind, the share of pairs in every bin; those beyond the ``edges`` are in the first and the last."""
-        centres = (np.arange(_FINE) + 0.5) / _FINE * 2 - 1
-        bins = np.clip(np.searchsorted(edges, centres, side="right") - 1, 0, len(edges) - 2)
-        counts = np.stack([np.bincount(bins, weights=kind, minlength=len(edges) - 1) for kind in self.counts])
-        shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        return shares
-
-    def span(self, share: float = 0.001) -> tuple[float, float]:
-        """The similarities that all but a ``share`` of the pairs on either side lie between, for both kinds."""
-        risen = [np.cumsum(kind) / kind.sum() for kind in self.counts if kind.sum()]
-        if not risen:
-            return -1.0, 1.0
-        low = min(int(np.searchsorted(one, share)) for one in risen)
-        high = max(int(np.searchsorted(one, 1 - share)) for one in risen)
-        return low / _FINE * 2 - 1, min(high + 1, _FINE) / _FINE * 2 - 1
+    Also known as the area under the ROC curve. None without positives or negatives.
+    """
+    positive, negative = counts
+    total = positive.sum() * negative.sum()
+    below = np.cumsum(negative) - negative / 2  # pairs in one bin count half
+    return float((positive * below).sum() / total) if total else None
 
 
-def count_similarities(vectors: NDArray[np.float32], labels: NDArray[np.int64]) -> Similarities:
-    """Count all pairs of different rows, each once; with more than ``MOST_PAIRED`` rows, of a random part."""
-    if len(vectors) > MOST_PAIRED:
-        some = np.sort(np.random.default_rng(0).choice(len(vectors), MOST_PAIRED, replace=False))
-        vectors, labels = vectors[some], labels[some]
-    rows, classes = torch.from_numpy(np.ascontiguousarray(vectors)), torch.from_numpy(labels)
+def bin_shares(counts: Counts, edges: Counts) -> Counts:
+    """Of each kind, the share of pairs in every bin; those beyond the ``edges`` are in the first and the last."""
+    centres = np.clip((np.arange(_FINE) + 0.5) / _FINE * 2 - 1, edges[0], edges[-1])
+    return np.stack([np.histogram(centres, edges, weights=kind)[0] / max(kind.sum(), 1) for kind in counts])
+
+
+def similarity_span(counts: Counts, share: float = 0.001) -> tuple[float, float]:
+    """The similarities that all but a ``share`` of the pairs on either side lie between, for both kinds."""
+    risen = [np.cumsum(kind) / kind.sum() for kind in counts if kind.sum()]
+    if not risen:
+        return -1.0, 1.0
+    low = min(int(np.searchsorted(one, share)) for one in risen)
+    high = max(int(np.searchsorted(one, 1 - share)) for one in risen)
+    return low / _FINE * 2 - 1, min(high + 1, _FINE) / _FINE * 2 - 1
+
+
+def count_similarities(vectors: NDArray[np.float32], labels: NDArray[np.int64]) -> Counts:
+    """Pairs of different rows by similarity, 2 × ``_FINE`` bins from −1 to 1: of one class, and of different classes.
+
+    Each pair is counted once; with more than ``MOST_PAIRED`` rows, those of a random part.
+    """
+    some = random_part(len(vectors), MOST_PAIRED)
+    rows, classes = torch.from_numpy(vectors[some]), torch.from_numpy(labels[some])
     counts = torch.zeros(2, _FINE, dtype=torch.float64)
     for start in range(0, len(rows), _PAIR_ROWS):
         here = rows[start : start + _PAIR_ROWS]
@@ -536,35 +475,33 @@ def count_similarities(vectors: NDArray[np.float32], labels: NDArray[np.int64]) 
         later = torch.arange(len(rows) - start)[None, :] > torch.arange(len(here))[:, None]
         for kind, pairs in enumerate((same & later, ~same & later)):
             counts[kind] += torch.bincount(place[pairs], minlength=_FINE)
-    return Similarities(counts.numpy())
+    return np.asarray(counts.numpy())
 
 
 def speed(runs: Sequence[Run]) -> Markup:
     """Throughput and memory, in numbers and over time."""
-    rows: list[list[Child]] = []
+    rows: list[dict[str, Child]] = []
     for run in runs:
         rates = [rate for rate in _column(run.steps, "images_per_second") if np.isfinite(rate)]
         memory = [used for used in _column(run.steps, "memory_mb") if np.isfinite(used)]
         machine, times = run.recorded("machine"), run.times
-        rows.append(
-            [
-                name_of(run.name),
-                run.status,
-                f"{len(run.steps):,}",
-                None if times is None else _seconds(times.training),
-                None if times is None else _seconds(times.preparing),
-                f"{median(rates):,.0f}" if rates else None,
-                f"{max(memory):,.0f} MB" if memory else None,
-                str(machine.get("gpu") or machine.get("processor") or "") or None,
-            ]
-        )
-    head = ["run", "state", "steps", "training", "preparation", "images/s (median)", "peak memory", "machine"]
-    filled = [column for column in range(len(head)) if any(row[column] is not None for row in rows)]
+        row: dict[str, Child] = {
+            "run": name_of(run.name),
+            "state": run.status,
+            "steps": f"{len(run.steps):,}",
+            "training": None if times is None else _seconds(times.training),
+            "preparation": None if times is None else _seconds(times.preparing),
+            "images/s (median)": f"{median(rates):,.0f}" if rates else None,
+            "peak memory": f"{max(memory):,.0f} MB" if memory else None,
+            "machine": str(machine.get("gpu") or machine.get("processor") or "") or None,
+        }
+        rows.append(row)
+    head = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     cells = [
-        [("–" if run.steps else "none") if row[column] is None else row[column] for column in filled]
+        [("–" if run.steps else "none") if row[name] is None else row[name] for name in head]
         for run, row in zip(runs, rows, strict=True)
     ]
-    grid = table([head[column] for column in filled], cells, caption="Time, throughput and memory", numbers=False)
+    grid = table(head, cells, caption="Time, throughput and memory", numbers=False)
     lines = [Line(run.name, _column(run.steps, "step"), _column(run.steps, "images_per_second")) for run in runs]
     chart = line_chart(lines, title="Throughput", x_label="step", y_label="images per second", from_zero=True)
     return join(grid, element("div", chart, class_="charts") if chart else None)

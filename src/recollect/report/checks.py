@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
@@ -29,7 +30,7 @@ from recollect.common.text import in_decimals, number_of
 from recollect.data import ImageSet
 from recollect.inference.store import content_keys
 from recollect.report.map import FINE, Atlas, SmallPictures, read_small
-from recollect.report.markup import Child, Entry, Markup, render, table
+from recollect.report.markup import Child, Markup, render, table
 from recollect.report.results import Labels, ReportImages
 from recollect.search.duplicates import close_pairs, groups_of, join_pairs
 from recollect.search.exact import Neighbours, nearest_unchecked
@@ -69,21 +70,22 @@ _MEMBERS = 6  # pictures of one group
 
 COLUMNS = ("finding", "group", "part", "image", "class", "other_image", "other_class", "similarity", "what_to_do")
 KINDS = ("across the train/test border", "across classes", "inside a class")
-_ADVICE = {
-    KINDS[0]: "keep them only in train or only in test: otherwise the test is too easy",
-    KINDS[1]: "give them the same class, or remove all but one",
-    KINDS[2]: "keep one each if they are copies rather than a series",
-}
-_REASON = {
-    KINDS[0]: "A test image and a training image look alike. If they are copies, the test is too easy.",
-    KINDS[1]: "Images with different labels look alike. If they are copies, one of them counts as wrong whatever the "
-    "model answers.",
-    KINDS[2]: "Images of one class look alike. If they are copies, each finds the other, which makes r@1 too good.",
-}
-_TODO = {
-    KINDS[0]: "keep it on one side only",
-    KINDS[1]: "give all the same class, or remove one",
-    KINDS[2]: "keep one, or leave as it is",
+_WORDS = {  # why it matters, what to do about it, and the same in the list
+    KINDS[0]: (
+        "A test image and a training image look alike. If they are copies, the test is too easy.",
+        "keep them only in train or only in test: otherwise the test is too easy",
+        "keep it on one side only",
+    ),
+    KINDS[1]: (
+        "Images with different labels look alike. If they are copies, one of them counts as wrong whatever the model answers.",
+        "give them the same class, or remove all but one",
+        "give all the same class, or remove one",
+    ),
+    KINDS[2]: (
+        "Images of one class look alike. If they are copies, each finds the other, which makes r@1 too good.",
+        "keep one each if they are copies rather than a series",
+        "keep one, or leave as it is",
+    ),
 }
 
 Floats = NDArray[np.float32]
@@ -305,11 +307,9 @@ def suspected_labels(vectors: NDArray[np.float32], labels: Labels, neighbours: N
     clear = np.minimum(CLEAR, sizes[suggested])[:, None]
     own = (labels[neighbours.indices] == labels[:, None]) & (np.arange(neighbours.indices.shape[1]) < clear)
     suspects = np.flatnonzero((suggested != labels) & (agreeing >= required) & ~own.any(axis=1)).tolist()
-    members = {label: np.flatnonzero(labels == label) for label in np.unique(labels[suspects]).tolist()}
     listed = []
     for image in suspects:
-        others = members[int(labels[image])]
-        others = others[others != image]
+        others = np.flatnonzero((labels == labels[image]) & (np.arange(len(labels)) != image))
         best = float((vectors[others] @ vectors[image]).max()) if len(others) else float("nan")
         those = np.flatnonzero(first[image] == suggested[image])
         mean = float(neighbours.similarities[image, those].mean())
@@ -418,12 +418,9 @@ def _unexplained(pictures: Floats, others: Floats) -> Floats:
     spread = np.maximum((weight * (others - there) ** 2).sum(axis=(1, 2), keepdims=True), 1e-6)
     slope = (weight * (pictures - here) * (others - there)).sum(axis=(1, 2), keepdims=True) / spread
     rest = pictures - np.clip(here + slope * (others - there), 0, 255)
-    sums = np.cumsum(np.cumsum(np.pad(rest, ((0, 0), (1, 0), (1, 0))), axis=1), axis=2)
-    starts = np.arange(0, sums.shape[1] - _BLOCK, 2)  # blocks overlap, so that one of them covers any detail
-    ends = starts + _BLOCK
-    inside = sums[:, ends][:, :, ends] - sums[:, starts][:, :, ends] - sums[:, ends][:, :, starts]
-    means = (inside + sums[:, starts][:, :, starts]) / _BLOCK**2
-    largest: Floats = np.abs(means).max(axis=(1, 2)) / np.maximum(pictures.std(axis=(1, 2)), 1)
+    # Blocks overlap, so that one of them covers any detail.
+    means = torch.nn.functional.avg_pool2d(torch.from_numpy(rest), _BLOCK, stride=2).abs().amax(dim=(1, 2))
+    largest: Floats = means.numpy() / np.maximum(pictures.std(axis=(1, 2)), 1)
     return largest
 
 
@@ -438,27 +435,20 @@ def _blocks(pictures: Floats) -> Floats:
 
 def _aligned(left: Floats, right: Floats) -> Floats:
     """``right``, cropped and then shifted so that it correlates most with ``left``."""
-    crops = _best(left, right, [(crop, 0, 0) for crop in _CROPS])
-    result = right.copy()
+    crops, result = _best(left, right, [(crop, 0, 0) for crop in _CROPS])
     for number, crop in enumerate(_CROPS):
         some = np.flatnonzero(crops == number)
-        ways = [(crop, down, across) for down, across in _SHIFTS]
-        shifts = _best(left[some], right[some], ways)
-        for place, way in enumerate(ways):
-            rows = some[shifts == place]
-            result[rows] = _resampled(right[rows], *way)
+        result[some] = _best(left[some], right[some], [(crop, down, across) for down, across in _SHIFTS])[1]
     return result
 
 
-def _best(left: Floats, right: Floats, ways: Sequence[tuple[float, int, int]]) -> Places:
-    """For each pair, the number of the way to crop and shift ``right`` that correlates most with ``left``."""
-    one = _centred(left)
-    correlations = []
-    for way in ways:
-        other = _centred(_resampled(right, *way))
+def _best(left: Floats, right: Floats, ways: Sequence[tuple[float, int, int]]) -> tuple[Places, Floats]:
+    """For each pair, the number of the way to crop and shift ``right`` that correlates most with ``left``, and the result."""
+    one, versions, correlations = _centred(left), [_resampled(right, *way) for way in ways], []
+    for other in map(_centred, versions):
         correlations.append((one * other).sum(axis=1) / np.maximum(np.linalg.norm(other, axis=1), 1e-6))
     best: Places = np.stack(correlations).argmax(axis=0)
-    return best
+    return best, np.stack(versions)[best, np.arange(len(best))]
 
 
 def _resampled(pictures: Floats, crop: float, down: int, across: int) -> Floats:
@@ -483,7 +473,7 @@ def data_section(
     neighbours: Neighbours,
     images: ReportImages,
     atlas: Atlas,
-    training: Atlas | None,
+    training: Atlas,
     of: str | None = None,
 ) -> Markup:
     """All findings, the most serious first, with what to do about them.
@@ -491,7 +481,6 @@ def data_section(
     ``of``: the run whose vectors were checked, if there are several.
     """
     groups = {kind: [group for group in findings.duplicates if group.kind == kind] for kind in KINDS}
-    trained = findings.training_images
     rows: list[list[Child]] = []
 
     def count(what: str, number: int, advice: str, unit: str | None = None) -> None:
@@ -500,10 +489,10 @@ def data_section(
 
     count("Suspected wrong labels", len(findings.suspects), "check the label of each")
     if findings.copies:
-        count("Test images that were trained on", len(findings.copies), _ADVICE[KINDS[0]])
+        count("Test images that were trained on", len(findings.copies), _WORDS[KINDS[0]][1])
     looked_for = KINDS if findings.compared_training else KINDS[1:]
     for kind in looked_for if findings.compared else ():
-        count(f"Near-duplicates {kind}", len(groups[kind]), _ADVICE[kind], "group")
+        count(f"Near-duplicates {kind}", len(groups[kind]), _WORDS[kind][1], "group")
     if findings.lonely is None:
         rows.append(["Lonely images", "not judged", "nothing: the similarities of these vectors vary too much"])
     else:
@@ -511,68 +500,47 @@ def data_section(
     count("Only image of their class", len(findings.singletons), "add images, or remove them: they cannot be scored")
 
     def picture(
-        image: int, what: str, similarity: float | None = None, source: ImageSet | None = None, pictures: Atlas = atlas
+        image: int, what: str, similarity: float | None = None, trained: ImageSet | None = None
     ) -> dict[str, Any]:
-        of_set = images if source is None else source
-        name = of_set.class_names[int(of_set.labels[image])]
+        source, pictures = (images, atlas) if trained is None else (trained, training)
+        name = source.class_names[int(source.labels[image])]
         words = f"{what}: class {name}" + ("" if similarity is None else f", similarity {in_decimals(similarity, 3)}")
-        about = {"class": name, "file": of_set.names[image], "similarity": similarity, "trained": source is not None}
+        about = {"class": name, "file": source.names[image], "similarity": similarity, "trained": trained is not None}
         return about | {"picture": pictures.image(image, words, similarity)}
 
-    def suspect_card(suspect: Suspect) -> dict[str, Any]:
-        own, image = images.class_of(suspect.image), suspect.image
-        nearest = zip(
-            neighbours.indices[image, :_NEIGHBOURS].tolist(), neighbours.similarities[image].tolist(), strict=False
-        )
-        cards = [picture(index, f"Neighbour {n}", value) for n, (index, value) in enumerate(nearest, 1)]
-        names = {"own": own, "other": images.class_names[suspect.suggested], "file": images.names[image]}
-        return names | {
-            "suspect": suspect,
-            "neighbours": cards,
-            "picture": atlas.image(image, f"Image of class {own}"),
-        }
+    def nearest(image: int) -> list[dict[str, Any]]:
+        indices, similarities = neighbours.indices[image, :_NEIGHBOURS], neighbours.similarities[image, :_NEIGHBOURS]
+        pairs = zip(indices.tolist(), similarities.tolist(), strict=True)
+        return [picture(index, f"Neighbour {n}", value) for n, (index, value) in enumerate(pairs, 1)]
 
-    def group_card(group: Duplicates) -> dict[str, Any]:
+    def members(group: Duplicates) -> list[dict[str, Any]]:
         what = "Training image" if images.split == "train" else "Test image"
-        members = [picture(image, what) for image in group.images[:_MEMBERS]]
-        if training is not None and trained is not None:
-            members += [picture(i, "Training image", None, trained, training) for i in group.training[:_MEMBERS]]
-        size = len(group.images) + len(group.training)
-        return {
-            "size": size,
-            "training": len(group.training),
-            "correlation": f"{np.floor(100 * group.similarity) / 100:.2f}",
-            "hidden": size - len(members),
-            "members": members,
-            "classes": group.classes,
-        }
+        trained = group.training[:_MEMBERS] if training.at_hand else []
+        return [picture(image, what) for image in group.images[:_MEMBERS]] + [
+            picture(image, "Training image", None, findings.training_images) for image in trained
+        ]
 
-    def lonely_card(lonely: Lonely) -> dict[str, Any]:
-        return picture(lonely.image, "Lonely image", lonely.similarity)
+    def lonely(cards: Sequence[Lonely]) -> list[dict[str, Any]]:
+        return [picture(card.image, "Lonely image", card.similarity) for card in cards]
 
-    sections: list[dict[str, Any]] = []
-
-    def add(
-        kind: str, title: str, why: str | None, entries: Sequence[Entry], card: Callable[[Entry], Any], at_once: int
-    ) -> None:
-        if entries and atlas.at_hand:
-            cards = [card(entry) for entry in entries[: at_once + _MORE]]
-            section = {"kind": kind, "title": title, "why": why, "first": cards[:at_once], "more": cards[at_once:]}
-            sections.append(section | {"hidden": len(entries) - at_once - _MORE})
-
-    add("suspects", "Suspected wrong labels", None, findings.suspects, suspect_card, _SHOWN)
-    for kind in KINDS:
-        add("groups", f"Near-duplicates {kind}", _REASON[kind], groups[kind], group_card, _GROUPS)
     why = "Far from every other image: damaged, of another kind, or of a class that needs more images."
-    add("lonely", "Lonely images", why, findings.lonely or [], lonely_card, _LONELY)
+    sections: list[tuple[str, str, str | None, Sequence[object], int]] = [
+        ("suspects", "Suspected wrong labels", None, findings.suspects, _SHOWN),
+        *(("groups", f"Near-duplicates {kind}", _WORDS[kind][0], groups[kind], _GROUPS) for kind in KINDS),
+        ("lonely", "Lonely images", why, findings.lonely or [], _LONELY),
+    ]
     return render(
         "checks.html",
         counts=table(["finding", "found", "what to do"], rows, caption="What to check", numbers=False),
         of=of,
-        split=images.split,
+        images=images,
         findings=findings,
-        at_hand=atlas.at_hand,
-        sections=sections,
+        atlas=atlas,
+        sections=[section for section in sections if section[3]] if atlas.at_hand else [],
+        most=_MORE,
+        nearest=nearest,
+        members=members,
+        lonely=lonely,
         agreeing=AGREEING,
         among=AMONG,
         few=FEW,
@@ -596,35 +564,33 @@ def write_findings(path: Path, findings: Findings, images: ReportImages) -> None
 
 
 def _rows(findings: Findings, images: ReportImages) -> list[tuple[str, ...]]:
-    def of(image: int) -> tuple[str, str]:
-        return images.names[image], images.class_of(image)
+    part = "train" if images.split == "train" else "test"
 
-    def trained(image: int | None) -> tuple[str, str]:
+    def tested(image: int) -> tuple[str, ...]:
+        return part, images.names[image], images.class_of(image)
+
+    def trained(image: int | None) -> tuple[str, ...]:
         training = findings.training_images
         if training is None or image is None:
-            return "", ""
-        return training.names[image], training.class_names[int(training.labels[image])]
+            return "train", "", ""
+        return "train", training.names[image], training.class_names[int(training.labels[image])]
 
     rows: list[tuple[str, ...]] = []
-    part = "train" if images.split == "train" else "test"
     for one in findings.suspects:
         nearest = (images.names[one.nearest], images.class_names[one.suggested])
-        similarity, todo = f"{one.similarity:.4f}", "check the label"
-        rows.append(("suspected label", "", part, *of(one.image), *nearest, similarity, todo))
+        rows.append(("suspected label", "", *tested(one.image), *nearest, f"{one.similarity:.4f}", "check the label"))
     for number, group in enumerate(findings.duplicates, 1):
-        members = [(part, *of(image)) for image in group.images]
-        members += [("train", *trained(image)) for image in group.training]
+        members = [*map(tested, group.images), *map(trained, group.training)]
+        kind, todo = f"near-duplicates {group.kind}", _WORDS[group.kind][2]
         for member, (other, value) in zip(members, group.partners, strict=True):
-            kind = f"near-duplicates {group.kind}"
-            rows.append((kind, str(number), *member, *members[other][1:], f"{value:.4f}", _TODO[group.kind]))
+            rows.append((kind, str(number), *member, *members[other][1:], f"{value:.4f}", todo))
     listed = {image for group in findings.duplicates if group.kind == KINDS[0] for image in group.images}
-    for image in findings.copies:
-        if image not in listed:
-            source = trained(findings.sources.get(image))
-            rows.append(("copy of a training image", "", part, *of(image), *source, "1.0000", _TODO[KINDS[0]]))
+    for image in sorted({*findings.copies} - listed):
+        source = trained(findings.sources.get(image))[1:]
+        rows.append(("copy of a training image", "", *tested(image), *source, "1.0000", _WORDS[KINDS[0]][2]))
     for far in findings.lonely or []:
-        similarity, todo = f"{far.similarity:.4f}", "check whether it belongs to the set"
-        rows.append(("lonely", "", part, *of(far.image), *of(far.nearest), similarity, todo))
+        todo = "check whether it belongs to the set"
+        rows.append(("lonely", "", *tested(far.image), *tested(far.nearest)[1:], f"{far.similarity:.4f}", todo))
     for image in findings.singletons:
-        rows.append(("only image of its class", "", part, *of(image), "", "", "", "add images, or remove it"))
+        rows.append(("only image of its class", "", *tested(image), "", "", "", "add images, or remove it"))
     return rows

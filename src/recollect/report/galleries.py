@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.text import number_of
 from recollect.data.image_set import Indices
 from recollect.evaluation import Evaluation
 from recollect.report.map import Atlas
@@ -32,6 +31,11 @@ PAIRS = 20
 """Pairs of classes of which the page gives their share of all failures."""
 _LISTED = 500  # pairs in the table: a filter by class finds the failures of nearly every class
 _ROWS = 10  # of them at once
+_MARKS = Markup(
+    "<p>Each row is a query with its results, most similar first; the number is the similarity. "
+    '<span class="mark right-mark">✓</span>with a solid frame: the query&#x27;s class. '
+    '<span class="mark wrong-mark">✗</span>with a dashed frame: another class.</p>'
+)
 
 Twins = Mapping[int, frozenset[int]]
 """For an image, those that are near-duplicates of it, itself included."""
@@ -118,10 +122,6 @@ def failures_section(
         return element("p", "Every query with a positive has one in the first place: no classes are confused.")
     names = images.class_names
 
-    def has_other_label(query: int) -> bool:
-        """Whether an image of another class is a near-duplicate of the query."""
-        return any(images.labels[other] != images.labels[query] for other in twins.get(query, ()))
-
     def grid(pairs: Sequence[Confusion]) -> Markup:
         rows: list[list[Child]] = [
             [
@@ -136,38 +136,19 @@ def failures_section(
         return element("div", table(head, rows, caption=caption, numbers=False), class_="by-class")
 
     def examples(pairs: Sequence[Confusion]) -> Markup:
-        badge = element("span", "near-duplicate of another class", class_="badge")
-        notes = [
-            join(
-                element("strong", name_of(names[pair.query_class])),
-                " taken for ",
-                element("strong", name_of(names[pair.result_class])),
-                f", {pair.times:,} of {pair.queries:,} queries",
-                badge if has_other_label(pair.example) else None,
-            )
-            for pair in pairs
-        ]
-        queries, others = [pair.example for pair in pairs], [pair.result_class for pair in pairs]
-        return rows_of_results(queries, [primary], images, atlas, twins=twins, notes=notes, other_classes=others)
+        return rows_of_results([pair.example for pair in pairs], [primary], images, atlas, twins, pairs)
 
-    failed = sum(pair.times for pair in confusions)
-    share = sum(pair.times for pair in confusions[:PAIRS]) / failed
     first = primary.evaluation.values("r@1")
-    more = confusions[QUERIES : QUERIES + MORE]
     return render(
         "failures.html",
         of=of,
-        failed=failed,
-        queries=number_of(primary.evaluation.counted, "query/queries"),
-        pairs=len(confusions),
-        share=f"{100 * share:.0f} %" if len(confusions) > PAIRS else None,
+        confusions=confusions,
+        queries=primary.evaluation.counted,
         most=PAIRS,
-        copies=sum(first[query] == 0 and has_other_label(query) for query in twins),
-        tables=join(grid(confusions[:_ROWS]), unfolding(confusions[_ROWS:_LISTED], grid, "more pairs of classes")),
+        copies=sum(first[query] == 0 and _has_other_label(query, images, twins) for query in twins),
+        tables=unfolding(confusions, _ROWS, _LISTED, grid, "more pairs of classes"),
         rarer=len(confusions) - _LISTED,
-        examples=join(examples(confusions[:QUERIES]), unfolding(more, examples, "more examples"))
-        if atlas.at_hand
-        else None,
+        examples=unfolding(confusions, QUERIES, QUERIES + MORE, examples, "more examples") if atlas.at_hand else None,
     )
 
 
@@ -216,42 +197,24 @@ def gallery_section(
         return element("p", "No gallery: there is only one image.")
     pairs = [(models[0], primary)] if models[0] is not primary else []
     pairs += [(primary, other) for other in models if other not in (models[0], primary)]
-    parts: list[Markup | None] = [
-        element(
-            "p",
-            "Each row is a query with its results, most similar first; the number is the similarity. ",
-            element("span", "✓", class_="mark right-mark"),
-            "with a solid frame: the query's class. ",
-            element("span", "✗", class_="mark wrong-mark"),
-            "with a dashed frame: another class.",
-        )
-    ]
-
-    def add(title: Child, queries: list[int], rows: Sequence[ModelResult], otherwise: str) -> None:
-        def show(some: Sequence[int]) -> Markup:
-            return rows_of_results(some, rows, images, atlas, twins=twins)
-
-        parts.append(element("h3", title))
-        if not queries:
-            parts.append(element("p", otherwise))
-            return
-        # Rows of several comparisons take pictures from one budget, so only the first pair unfolds.
-        unfolds = len(rows) == 1 or rows[0] is pairs[0][0]
-        parts.append(show(queries[:QUERIES]))
-        parts.append(unfolding(queries[QUERIES : QUERIES + MORE] if unfolds else [], show))
-
+    groups: list[tuple[Child, list[int], list[ModelResult], str]] = []
     for before, after in pairs[:_MOST_PAIRS]:
         between = None if len(models) == 2 else join(" from ", name_of(before.name), " to ", name_of(after.name))
-        improved = changed(before.evaluation, after.evaluation)
-        add(join("Improved", between), improved, [before, after], "No query improved.")
-        lost = changed(after.evaluation, before.evaluation)
-        add(join("Got worse", between), lost, [before, after], "No query got worse.")
+        improved, lost = changed(before.evaluation, after.evaluation), changed(after.evaluation, before.evaluation)
+        groups.append((join("Improved", between), improved, [before, after], "No query improved."))
+        groups.append((join("Got worse", between), lost, [before, after], "No query got worse."))
     of = None if len(models) <= 2 else join(" of ", name_of(primary.name))
     best_ones, worst_ones = best(primary.evaluation, QUERIES), worst(primary.evaluation)
-    add(join("Best queries", of), best_ones, [primary], "No query has a positive in the first place.")
-    add(join("Worst queries", of), worst_ones, [primary], "Every query has a positive in the first place.")
-    parts.append(_by_class(primary, images, atlas, twins))
-    return join(*parts)
+    groups.append((join("Best queries", of), best_ones, [primary], "No query has a positive in the first place."))
+    groups.append((join("Worst queries", of), worst_ones, [primary], "Every query has a positive in the first place."))
+    parts: list[Markup | None] = [_MARKS]
+    for title, queries, rows, otherwise in groups:
+        # Rows of several comparisons take pictures from one budget, so only the first pair unfolds.
+        most = QUERIES + MORE if len(rows) == 1 or rows[0] is pairs[0][0] else QUERIES
+        show = partial(rows_of_results, models=rows, images=images, atlas=atlas, twins=twins)
+        content = unfolding(queries, QUERIES, most, show) if queries else element("p", otherwise)
+        parts += [element("h3", title), content]
+    return join(*parts, _by_class(primary, images, atlas, twins))
 
 
 def _by_class(primary: ModelResult, images: ReportImages, atlas: Atlas, twins: Twins) -> Markup | None:
@@ -265,11 +228,16 @@ def _by_class(primary: ModelResult, images: ReportImages, atlas: Atlas, twins: T
     if len(queries) < 2:
         return None
     part = f"the {len(queries)} lowest of {len(means):,} classes" if len(means) > len(queries) else "every class"
-    rows = rows_of_results(queries, [primary], images, atlas, twins=twins)
+    rows = rows_of_results(queries, [primary], images, atlas, twins)
     return join(
         element("h3", "Class by class"),
         element("details", element("summary", f"The worst query of {part}"), rows, class_="more"),
     )
+
+
+def _has_other_label(query: int, images: ReportImages, twins: Twins) -> bool:
+    """Whether an image of another class is a near-duplicate of the query."""
+    return any(images.labels[other] != images.labels[query] for other in twins.get(query, ()))
 
 
 def rows_of_results(
@@ -277,53 +245,33 @@ def rows_of_results(
     models: Sequence[ModelResult],
     images: ReportImages,
     atlas: Atlas,
-    top: int = TOP,
-    *,
-    twins: Twins | None = None,
-    notes: Sequence[Markup] | None = None,
-    other_classes: Sequence[int] | None = None,
+    twins: Twins,
+    confusions: Sequence[Confusion] = (),
 ) -> Markup:
     """Each query with a row of results for every model.
 
     Args:
-        queries, models, images, atlas: what to show. top: results of each. twins: near-duplicates, to be marked.
-        notes: words above each query. other_classes: another class of each row, by which a filter
-            finds it too.
+        queries, models, images, atlas: what to show. twins: near-duplicates, to be marked.
+        confusions: of which the queries are examples; a filter finds their rows by either class.
     """
     own = np.array(queries, np.int64)
-    top = min(top, len(images.names) - 1)
+    top = min(TOP, len(images.names) - 1)
     ranks = [model.evaluation.values("first_rank")[own] for model in models]
     answers = [
         in_rank_order(nearest(model.vectors[own], model.vectors, top, own=own), own, images.labels, first)
         for model, first in zip(models, ranks, strict=True)
     ]
 
-    def result(number: int, query: int, index: int, similarity: float) -> dict[str, Any]:
-        name, right = images.class_of(index), images.labels[index] == images.labels[query]
-        verdict = "right" if right else "wrong"
-        twin = not right and twins is not None and index in twins.get(query, ())
-        words = f"Result {number}, {verdict}: class {name}, similarity {similarity:.3f}"
-        picture = atlas.image(index, f"{words}, a near-duplicate of the query" if twin else words, similarity)
-        return {"verdict": verdict, "twin": twin, "class": name, "similarity": similarity, "picture": picture}
-
     blocks = []
     for place, query in enumerate(queries):
-        rows = []
-        for model, answer, first in zip(models, answers, ranks, strict=True):
-            row = zip(answer.indices[place].tolist(), answer.similarities[place].tolist(), strict=True)
-            results = [result(number, query, *pair) for number, pair in enumerate(row, 1)]
-            has_positive = np.isfinite(first[place])
-            rank = f"first positive at rank {int(first[place]):,}" if has_positive else "there is no positive"
-            rows.append((model.name, rank, results))
-        name = images.class_of(query)
-        blocks.append(
-            {
-                "class": name,
-                "file": images.names[query],
-                "picture": atlas.image(query, f"Query: an image of class {name}"),
-                "note": None if notes is None else notes[place],
-                "classes": [name] if other_classes is None else [name, images.class_names[other_classes[place]]],
-                "rows": rows,
-            }
-        )
-    return render("gallery.html", queries=blocks)
+        rows = [
+            (
+                model.name,
+                first[place],
+                zip(answer.indices[place].tolist(), answer.similarities[place].tolist(), strict=True),
+            )
+            for model, answer, first in zip(models, answers, ranks, strict=True)
+        ]
+        copied = _has_other_label(query, images, twins)
+        blocks.append((query, confusions[place] if confusions else None, copied, twins.get(query, ()), rows))
+    return render("gallery.html", queries=blocks, images=images, atlas=atlas)

@@ -14,25 +14,27 @@ import io
 import math
 import os
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from colorsys import hls_to_rgb
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
+from itertools import product
 from threading import Event, Lock
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from recollect.common.console import ProgressLine
 from recollect.common.errors import RecollectError, require
-from recollect.common.images import read_image
 from recollect.data import ImageSet
 from recollect.report.markup import Markup, element, render
-from recollect.report.results import ModelResult, ReportImages
+from recollect.report.results import ModelResult, ReportImages, random_part
 from recollect.search.exact import nearest_unchecked
 
 BUDGET = 4 << 20
@@ -106,7 +108,7 @@ class Atlas:
         images = self._images
         if images is not None and index not in self._read:
             try:
-                picture = _read_at_least(images, index, _SIDES[0]).convert("RGB")
+                picture = images.read(index, at_least=_SIDES[0])
                 picture.thumbnail((_SIDES[0], _SIDES[0]), Image.Resampling.LANCZOS)
                 self._read[index] = picture
             except RecollectError:
@@ -127,15 +129,13 @@ class Atlas:
 
     def style(self) -> str:
         """The rules that show the tiles, with the atlas inside."""
-        pictures = [self._read[index] for index in self._tiles]
-        tiles = [picture for picture in pictures if picture is not None]
+        tiles = [picture for index in self._tiles if (picture := self._read[index]) is not None]
         if not tiles:
             return ""
-        columns = math.ceil(math.sqrt(len(tiles)))
-        rows = math.ceil(len(tiles) / columns)
         largest = max(max(tile.size) for tile in tiles)
         for side in sorted({min(side, largest) for side in _SIDES}, reverse=True):
-            address, size = _encoded(_laid_out(tiles, side, columns, rows))
+            sheet, columns, rows = _laid_out(tiles, side)
+            address, size = _encoded(sheet)
             if size <= self.budget:
                 break
         across, down = max(1, columns - 1), max(1, rows - 1)
@@ -148,25 +148,17 @@ class Atlas:
         return f".pic.{self.key}{{{shared}}}\n{places}"
 
 
-def _read_at_least(images: ImageSet, index: int, side: int) -> Image.Image:
-    """An image, decoded at a fraction of its size unless it has a box, whose coordinates refer to the whole photo."""
-    return images.read(index) if images.boxes is not None else read_image(images.open(index), at_least=side)
-
-
-def _laid_out(tiles: Sequence[Image.Image], side: int, columns: int, rows: int) -> Image.Image:
-    """All tiles in a grid, each in the middle of its square."""
+def _laid_out(tiles: Sequence[Image.Image], side: int) -> tuple[Image.Image, int, int]:
+    """All tiles in a grid, each in the middle of its square, which it fills; and how many columns and rows there are."""
+    columns = max(1, math.ceil(math.sqrt(len(tiles))))
+    rows = max(1, math.ceil(len(tiles) / columns))
     sheet = Image.new("RGB", (columns * side, rows * side), "white")
     for number, tile in enumerate(tiles):
-        small = tile
-        if max(tile.size) > side:
-            small = tile.copy()
-            small.thumbnail((side, side), Image.Resampling.LANCZOS)
-        elif max(tile.size) < side:  # small pictures among larger ones fill their square too
-            scale = side / max(tile.size)
-            small = tile.resize((max(1, round(tile.width * scale)), max(1, round(tile.height * scale))))
+        small = ImageOps.contain(tile, (side, side)) if max(tile.size) < side else tile.copy()
+        small.thumbnail((side, side), Image.Resampling.LANCZOS)
         left, top = (side - small.width) // 2, (side - small.height) // 2
         sheet.paste(small, (number % columns * side + left, number // columns * side + top))
-    return sheet
+    return sheet, columns, rows
 
 
 def _encoded(picture: Image.Image) -> tuple[str, int]:
@@ -206,18 +198,10 @@ class SmallPictures:
     shapes: NDArray[np.float64]
     fine: NDArray[np.uint8]
 
-    def of(self, places: Sequence[int] | NDArray[np.int64]) -> SmallPictures:
-        """Those of ``places`` that could be read."""
-        rows = np.isin(self.places, np.asarray(places))
-        return SmallPictures(self.places[rows], self.pixels[rows], self.shapes[rows], self.fine[rows])
-
     def joined(self, other: SmallPictures) -> SmallPictures:
         """These and then those of ``other``."""
         return SmallPictures(
-            np.concatenate([self.places, other.places]),
-            np.concatenate([self.pixels, other.pixels]),
-            np.concatenate([self.shapes, other.shapes]),
-            np.concatenate([self.fine, other.fine]),
+            *(np.concatenate([getattr(each, part.name) for each in (self, other)]) for part in fields(self))
         )
 
     def signatures(self) -> NDArray[np.float32]:
@@ -227,11 +211,10 @@ class SmallPictures:
         ``checks.group_copies``.
         """
         step = SIDE // _SIGNATURE
-        # Strided sums: numpy's mean over two inner axes is slower.
+        # Strided sums: numpy's mean over two inner axes is slower, and so is avg_pool2d.
         sums = np.zeros((len(self.pixels), _SIGNATURE, _SIGNATURE, 3), np.float32)
-        for down in range(step):
-            for across in range(step):
-                sums += self.pixels[:, down::step, across::step]
+        for down, across in product(range(step), repeat=2):
+            sums += self.pixels[:, down::step, across::step]
         rows: NDArray[np.float32] = sums.reshape(len(sums), -1) / np.float32(step**2)
         rows -= rows.mean(axis=1, keepdims=True)
         length = np.linalg.norm(rows, axis=1, keepdims=True)
@@ -243,30 +226,27 @@ def read_small(images: ImageSet, places: Sequence[int] | NDArray[np.int64]) -> S
     """Small copies of the images at ``places``; those that cannot be read are left out."""
     places = np.unique(np.asarray(places, np.int64))
 
-    def one(place: int) -> tuple[NDArray[np.uint8], float, NDArray[np.uint8]] | None:
-        try:
-            image = _read_at_least(images, place, FINE)
-            small = image.resize((SIDE, SIDE), Image.Resampling.BOX if min(image.size) >= SIDE else None)
-            fine = image.convert("L").resize((FINE, FINE), Image.Resampling.BOX if min(image.size) >= FINE else None)
-            return np.asarray(small), image.width / image.height, np.asarray(fine)
-        except RecollectError:
-            return None
-
-    readable: list[int] = []
-    pixels, shapes = np.empty((len(places), SIDE, SIDE, 3), np.uint8), []
+    pixels = np.empty((len(places), SIDE, SIDE, 3), np.uint8)
     fine = np.empty((len(places), FINE, FINE), np.uint8)
+    shapes = np.zeros(len(places))
+
+    def shrunk(image: Image.Image, side: int) -> NDArray[np.uint8]:
+        return np.asarray(image.resize((side, side), Image.Resampling.BOX if min(image.size) >= side else None))
+
+    def read(row: int) -> None:
+        with suppress(RecollectError):
+            image = images.read(int(places[row]), at_least=FINE)
+            pixels[row], fine[row] = shrunk(image, SIDE), shrunk(image.convert("L"), FINE)
+            shapes[row] = image.width / image.height
+
     with (
         ThreadPoolExecutor(min(8, os.cpu_count() or 1), "recollect-small") as pool,
         ProgressLine("small pictures", len(places), quiet=None if len(places) >= _MANY else True) as line,
     ):
-        for place, picture in zip(places.tolist(), pool.map(one, places.tolist()), strict=True):
-            if picture is not None:
-                pixels[len(readable)], shape, fine[len(readable)] = picture
-                readable.append(place)
-                shapes.append(shape)
+        for _ in pool.map(read, range(len(places))):
             line.advance()
-    count = len(readable)
-    return SmallPictures(np.array(readable, np.int64), pixels[:count], np.array(shapes), fine[:count])
+    readable = shapes > 0
+    return SmallPictures(places[readable], pixels[readable], shapes[readable], fine[readable])
 
 
 def map_section(models: Sequence[ModelResult], images: ReportImages, small: SmallPictures | None) -> Markup:
@@ -274,9 +254,7 @@ def map_section(models: Sequence[ModelResult], images: ReportImages, small: Smal
     count = len(images.names)
     if count < 3:
         return element("p", "No map: it needs at least three images.")
-    places = np.arange(count)
-    if count > MOST_POINTS:
-        places = np.sort(np.random.default_rng(0).choice(count, MOST_POINTS, replace=False))
+    places = random_part(count, MOST_POINTS)
     method = available_method(len(places))
     kinds, labels = np.unique(images.labels[places], return_inverse=True)
     planes = lay_out([model.vectors[places] for model in models[:MOST_MAPS]], method)
@@ -318,10 +296,9 @@ def draw_plane(plane: Plane, labels: NDArray[np.int64]) -> str:
     colours = np.array([(*colour, 255) for colour in class_colours(ON_BOTH)], np.uint8)
     centres = reach + np.round(plane * (side - 1 - 2 * reach)).astype(np.int64)
     canvas = np.zeros((side, side, 4), np.uint8)
-    for down in range(-reach, reach + 1):
-        for across in range(-reach, reach + 1):
-            if down * down + across * across <= radius * radius:
-                canvas[centres[:, 1] + down, centres[:, 0] + across] = colours[labels % len(colours)]
+    for down, across in product(range(-reach, reach + 1), repeat=2):
+        if down * down + across * across <= radius * radius:
+            canvas[centres[:, 1] + down, centres[:, 0] + across] = colours[labels % len(colours)]
     picture = Image.fromarray(canvas).resize((_PLANE_SIDE, _PLANE_SIDE), Image.Resampling.BOX)
     return _address(picture.quantize(128, Image.Quantize.FASTOCTREE), "png", optimize=True)[0]
 
@@ -331,24 +308,17 @@ def _sheet(
 ) -> tuple[str, NDArray[np.int64], int]:
     """The small pictures as one image, the tile of every point, and how many columns there are."""
     tiles = np.full(len(places), _NO_TILE)
-    pictured = places
-    if len(places) > MOST_TILES:
-        pictured = np.sort(np.random.default_rng(1).choice(places, MOST_TILES, replace=False))
-    pictures: list[tuple[int, NDArray[np.uint8], float]] = []
+    pictured = places[random_part(len(places), MOST_TILES, seed=1)]
+    pictures: list[Image.Image] = []
     if images.images is not None:
         unread = pictured if small is None else np.setdiff1d(pictured, small.places)
-        for some in (() if small is None else (small.of(pictured),)) + (read_small(images.images, unread),):
-            pictures += zip(some.places.tolist(), some.pixels, some.shapes.tolist(), strict=True)
-    columns = max(1, math.ceil(math.sqrt(len(pictures))))
-    rows = max(1, math.ceil(len(pictures) / columns))
-    sheet = Image.new("RGB", (columns * SIDE, rows * SIDE), "white")
-    position = {place: number for number, place in enumerate(places.tolist())}
-    for number, (place, pixels, shape) in enumerate(pictures):
-        width, height = (SIDE, max(1, round(SIDE / shape))) if shape >= 1 else (max(1, round(SIDE * shape)), SIDE)
-        picture = Image.fromarray(pixels).resize((width, height))
-        corner = (number % columns * SIDE + (SIDE - width) // 2, number // columns * SIDE + (SIDE - height) // 2)
-        sheet.paste(picture, corner)
-        tiles[position[place]] = number
+        for some in filter(None, (small, read_small(images.images, unread))):
+            for row in np.flatnonzero(np.isin(some.places, pictured)).tolist():
+                shape = float(some.shapes[row])
+                size = (SIDE, max(1, round(SIDE / shape))) if shape >= 1 else (max(1, round(SIDE * shape)), SIDE)
+                tiles[np.searchsorted(places, some.places[row])] = len(pictures)
+                pictures.append(Image.fromarray(some.pixels[row]).resize(size))
+    sheet, columns, _ = _laid_out(pictures, SIDE)
     return _address(sheet, "jpeg", quality=70, optimize=True)[0], tiles, columns
 
 
@@ -473,11 +443,8 @@ def luminance(colour: Colour) -> float:
 
 def _of_luminance(hue: float, target: float) -> Colour:
     """The colour of that hue: lightness alone does not tell how bright a colour looks, yellow is far brighter than blue."""
-    low, high = 0.0, 1.0
-    for _ in range(12):
-        middle = (low + high) / 2
-        low, high = (middle, high) if luminance(_rgb(hue, middle)) < target else (low, middle)
-    return _rgb(hue, high)
+    lightness = bisect_left(range(4096), target, key=lambda step: luminance(_rgb(hue, step / 4096)))
+    return _rgb(hue, lightness / 4096)
 
 
 def _rgb(hue: float, lightness: float) -> Colour:

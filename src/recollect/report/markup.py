@@ -12,32 +12,27 @@ import hashlib
 import html
 import json
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup as Markup
 
+from recollect._version import __version__
 from recollect.common.errors import InputError
-from recollect.common.text import in_decimals, printable
+from recollect.common.text import in_decimals, in_words, number_of, printable
+from recollect.evaluation import metric_name
 
-# Characters that reverse or hide text: a class name could make the page show something else.
-_UNWANTED = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0xFEFF}
+_UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+"""Control characters, those that reverse or hide text, as which a class name could make the page show something else, and
+unpaired surrogates, which represent bytes of a file name that are not text and cannot be written."""
 _PERCENT = re.compile(r"(?<=\d) (?=%)")
-_EMPTY = {"img", "br", "meta", "hr", "input", "line", "rect", "circle", "path", "polyline", "use"}
-_SVG_SHAPES = {"line", "rect", "circle", "path", "polyline", "use"}
-
-
-class Markup(str):
-    """Text that is already HTML and is not escaped again."""
-
-    __slots__ = ()
-
-    def __html__(self) -> str:  # for Jinja
-        return self
+_EMPTY = {"img": ">", "br": ">"} | dict.fromkeys(("line", "rect", "circle", "path"), "/>")
+"""How the tag ends of elements that may have no content."""
 
 
 Entry = TypeVar("Entry")
@@ -46,24 +41,15 @@ Child = str | Markup | None | Iterable["Child"]
 
 def clean(text: str) -> str:
     """``text`` without characters that cannot be shown or that rearrange the surrounding text."""
-    if text.isascii() and text.isprintable():  # nearly all of a page, pictures included, which are long
-        return text
-    return "".join("\ufffd" if _is_unwanted(character) else character for character in text)
-
-
-def _is_unwanted(character: str) -> bool:
-    if character in "\n\t":
-        return False
-    # Cs: an unpaired surrogate, which represents a byte of a file name that is not text and cannot be written.
-    return ord(character) in _UNWANTED or unicodedata.category(character) in ("Cc", "Cs")
+    return _UNWANTED.sub("\ufffd", text)
 
 
 def escape(value: object) -> Markup:
     """A value as HTML that shows it, in elements and in attributes; None is nothing."""
     if value is None:
         return Markup("")
-    if hasattr(value, "__html__"):  # also what a macro of a template returns
-        return Markup(value.__html__())
+    if isinstance(value, Markup):
+        return value
     return Markup(html.escape(clean(str(value)), quote=True))
 
 
@@ -114,6 +100,13 @@ def _environment(markdown: bool) -> Environment:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.globals |= {
+        "in_words": in_words,
+        "metric_name": metric_name,
+        "number_of": number_of,
+        "today": lambda: f"{datetime.now():%-d %B %Y}",
+        "version": __version__,
+    }
     environment.filters |= {
         "bdi": name_of,
         "breakable": breakable,
@@ -164,8 +157,8 @@ def element(tag: str, *children: Child, **attributes: str | float | bool | None)
     """An element. Attribute names are written with ``_`` for ``-`` and without a last ``_``; None and False are left out.
 
     Examples:
-        >>> element("a", "R&D <b>", href="#x", class_="link")
-        '<a href="#x" class="link">R&amp;D &lt;b&gt;</a>'
+        >>> print(element("a", "R&D <b>", href="#x", class_="link"))
+        <a href="#x" class="link">R&amp;D &lt;b&gt;</a>
     """
     opening = tag
     for name, value in attributes.items():
@@ -175,7 +168,7 @@ def element(tag: str, *children: Child, **attributes: str | float | bool | None)
         # A Markup value is escaped too: quotes inside it would end the attribute.
         opening += f" {name}" if value is True else f' {name}="{escape(str(value))}"'
     if tag in _EMPTY and not children:
-        return Markup(f"<{opening}/>" if tag in _SVG_SHAPES else f"<{opening}>")
+        return Markup(f"<{opening}{_EMPTY[tag]}")
     return Markup(f"<{opening}>{join(*children)}</{tag}>")
 
 
@@ -195,15 +188,17 @@ def listed(names: Iterable[str]) -> str:
     return json.dumps([clean(name) for name in names], ensure_ascii=False)
 
 
-def unfolding(rest: Sequence[Entry], show: Callable[[Sequence[Entry]], Markup], what: str = "more") -> Markup | None:
-    """The rest of a list, collapsed; nothing if there is none."""
-    if not rest:
-        return None
-    return element("details", element("summary", f"{len(rest)} {what}"), show(rest), class_="more")
+def unfolding(
+    entries: Sequence[Entry], first: int, most: int, show: Callable[[Sequence[Entry]], Markup], what: str = "more"
+) -> Markup:
+    """The ``first`` entries, and those that follow, up to ``most`` in all, collapsed."""
+    rest = entries[first:most]
+    more = element("details", element("summary", f"{len(rest)} {what}"), show(rest), class_="more") if rest else None
+    return join(show(entries[:first]), more)
 
 
 def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: Child, numbers: bool = True) -> Markup:
-    """A table whose first column names the rows; it scrolls by itself when it is wider than the page.
+    """A table whose first column names the rows; it scrolls by itself when it is wider than the page. Nothing without rows.
 
     Args:
         head: titles of the columns.

@@ -11,13 +11,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recollect._version import __version__
 from recollect.common.errors import InputError, RecollectError
 from recollect.common.files import make_folder_for, write_text
 from recollect.config.automatic import is_pretrained
@@ -176,14 +174,8 @@ def _compare(
     if images.images is not None and not itself:
         training, trained_on = results.training_images(first_run, most, root)
     start, config = next((one for one in sampled if not one.trained), None), first_run.config
-    before = None
-    if (
-        start is not None
-        and len(sample.names) <= results.MOST_FOR_MAP
-        and config is not None
-        and is_pretrained(config.model)
-    ):
-        before = checks.neighbours_of_all(start.vectors, 1)
+    pretrained, few = config is not None and is_pretrained(config.model), len(places) <= results.MOST_FOR_MAP
+    before = checks.neighbours_of_all(start.vectors, 1) if start is not None and pretrained and few else None
     copies = [] if itself else np.flatnonzero(np.isin(places, first.copies)).tolist()
     findings = checks.find_all(
         primary.vectors, sample, neighbours, training, trained_on=trained_on, copies=copies, most=most, before=before
@@ -207,11 +199,7 @@ def _page(
     atlases: list[Atlas] = []
     if compared is not None and images is not None:
         sample, findings, primary = compared.sample, compared.findings, results.primary_of(compared.sampled)
-        atlas, training = Atlas(sample.images), None
-        atlases = [atlas]
-        if findings.training_images is not None:
-            training = Atlas(findings.training_images, "t", BUDGET // 4)
-            atlases.append(training)
+        atlas, training = atlases = [Atlas(sample.images), Atlas(findings.training_images, "t", BUDGET // 4)]
         twins, confusions = findings.twins(), galleries.confused_pairs(sample.labels, compared.neighbours)
         of = primary.name if len(models) > 2 else None
         pictured = results.one_per_setting(runs, compared.sampled)
@@ -222,33 +210,29 @@ def _page(
             note = element("p", f"This part uses a sample: {part} {easier}", class_="note")
         failures = galleries.failures_section(confusions, primary, sample, atlas, twins, of)
         to_check = checks.data_section(findings, compared.neighbours, sample, atlas, training, of)
-        classes = tables.class_section(results.one_per_setting(runs, models), results.primary_of(models), images)
+        by_class = tables.class_section(results.one_per_setting(runs, models), results.primary_of(models), images)
         parts += [
             ("failures", "Where it fails", join(note, failures)),
             ("data", "Data to check", join(note, to_check)),
             ("map", "Map", join(note, map_section(pictured, sample, findings.small))),
             ("gallery", "Gallery", join(note, galleries.gallery_section(pictured, primary, sample, atlas, twins))),
-            ("classes", "Classes", classes),
+            ("classes", "Classes", by_class),
             ("similarities", "Similarities", join(note, charts.similarity_charts(pictured, sample))),
         ]
-    parts.append(("curves", "Curves", charts.curves(runs)))
-    parts.append(("speed", "Speed", charts.speed(runs)))
-    parts.append(("settings", "Settings", tables.settings(runs)))
-    states = " ".join(f"{run.name} is {run.status}." for run in runs)
-    if len(runs) == 1:
-        states = f"This run is {runs[0].status}."
-    elif all(run.finished for run in runs):
-        states = "All runs are finished."
+    parts += [
+        ("curves", "Curves", charts.curves(runs)),
+        ("speed", "Speed", charts.speed(runs)),
+        ("settings", "Settings", tables.settings(runs)),
+    ]
     excluded = [] if compared is None else compared.excluded
+    classes = [] if images is None else sorted({images.class_names[label] for label in images.labels.tolist()})
     body = render(
         "report.html",
         heading=heading,
         introduction=introduction,
         headline=tables.headline(means),
         verdict=tables.verdict_section(runs, means, images, excluded, apart),
-        states=states,
-        version=__version__,
-        date=f"{datetime.now():%-d %B %Y}",
+        runs=runs,
         remarks=remarks,
         parts=parts,
     )
@@ -256,8 +240,8 @@ def _page(
         heading,
         body,
         [(key, name) for key, name, _ in parts],
-        tools=None if images is None else filter_form(images),
-        style="\n".join(atlas.style() for atlas in atlases),
+        tools=None if images is None else render("filter.html", names=classes[:_CLASSES_OFFERED]),
+        style="\n".join(filter(None, (atlas.style() for atlas in atlases))),
         script=packaged("page.js"),
     )
 
@@ -269,12 +253,6 @@ def _heading(runs: Sequence[Run], apart: bool) -> str:
         return f"Report of {names[0]}"
     what = "Report" if apart else "Comparison"
     return f"{what} of {names[0]} and {names[1]}" if len(names) == 2 else f"{what} of {len(names)} settings"
-
-
-def filter_form(images: ReportImages) -> Markup:
-    """A field that filters rows by class; hidden without the script."""
-    names = sorted({images.class_names[label] for label in images.labels.tolist()})
-    return render("filter.html", names=names[:_CLASSES_OFFERED])
 
 
 def document(
@@ -300,7 +278,6 @@ def document(
         body=body,
         contents=contents,
         generator=generator,
-        version=__version__,
         tools=tools,
         style=Markup(packaged("style.css") + style),
         script=None if script is None else Markup(script),

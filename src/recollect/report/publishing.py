@@ -1,8 +1,7 @@
 """A finished run as a repository of the Hugging Face Hub: the embedder's two files, its settings, and a model card.
 
-``write_repository`` needs no network: it writes a folder and loads it again to check that it gives the run's vectors.
-``publish`` uploads such a folder. Names in the card come from the user's data and are escaped. No path of this machine is
-written.
+``publish`` writes a folder, loads it again to check that it gives the run's vectors, and uploads it; without the upload it
+needs no network. Names in the card come from the user's data and are escaped. No path of this machine is written.
 """
 
 from __future__ import annotations
@@ -75,23 +74,20 @@ def publish(
     if to is None and folder is None:
         raise InputError("give a destination: --to user/name, or --folder OUT to write the files only.")
     address = None if to is None else parse_address(to)
-    hub = None
     if address is not None:
         if address.revision != "main":
             raise InputError(f"{to}: a repository is published to its main branch: remove @{address.revision}.")
-        hub = require("huggingface_hub", "hub", "publishing")
+        require("huggingface_hub", "hub", "publishing")
     with tempfile.TemporaryDirectory(prefix="recollect-publish-") as temporary:
         place = Path(temporary) / "model" if folder is None else Path(folder)
-        written = write_repository(run, place, to=to, dim=dim, licence=licence)
+        _write(run, place, to, dim, licence)
         if folder is not None:
-            logger.info(f"written    {written}: {CARD}, {SETTINGS}, {DESCRIPTION}, {TENSORS}")
-        return PublishedModel(written, None if address is None else _upload(hub, written, address.repository, private))
+            logger.info(f"written    {place}: {CARD}, {SETTINGS}, {DESCRIPTION}, {TENSORS}")
+        return PublishedModel(place, None if address is None else _upload(place, address.repository, private))
 
 
-def write_repository(
-    run: Path | str, folder: Path, *, to: str | None = None, dim: int | None = None, licence: str | None = None
-) -> Path:
-    """Write the files of a run's repository and check them; see ``publish``."""
+def _write(run: Path | str, folder: Path, to: str | None, dim: int | None, licence: str | None) -> None:
+    """Write the files of a run's repository, load them and compare the vectors of random images."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not empty: choose another --folder.")
     opened = open_model(Path(run), dim=dim)
@@ -99,17 +95,22 @@ def write_repository(
         raise DataError(f"{run} is not a run of recollect train with its settings: only a finished run is published.")
     if opened.remark is not None:
         raise DataError(f"{opened.remark} Publish it when it is finished: recollect train --resume {run}.")
-    backbone = None if opened.embedder.config.code is None else opened.config.model.init
-    config = short_names(opened.config)
+    embedder, config = opened.embedder, short_names(opened.config)
+    backbone = None if embedder.config.code is None else opened.config.model.init
     settings = yaml.safe_dump(_settings(config), sort_keys=False, allow_unicode=True)
-    card = model_card(opened.embedder, config, read_run(run), to=to, licence=licence)
+    card = model_card(embedder, config, read_run(run), to=to, licence=licence)
     # Atomically, except for an existing folder, which may be a mount point and cannot be replaced.
     with contextlib.nullcontext(folder) if folder.is_dir() else new_folder(folder) as part:
-        opened.embedder.save(part)
+        embedder.save(part)
         write_text(part / SETTINGS, settings)
         write_text(part / CARD, card)
-        _check(part, opened.embedder, backbone)
-    return folder
+        size = embedder.preprocessing.size
+        seeded = torch.Generator().manual_seed(0)
+        images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8, generator=seeded)
+        with torch.inference_mode():
+            difference = float((Embedder.load(part, backbone=backbone)(images) - embedder(images)).abs().max())
+        if not difference <= 1e-6:
+            raise RecollectError(f"{part}: the written model differs by {difference:.1e}; please report it.")
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -119,26 +120,18 @@ def _settings(config: Config) -> dict[str, Any]:
     values["run"] |= {"loggers": [], "logger_options": {}}
     weights = values["model"]["weights"]
     values["model"]["weights"] = Path(weights).name if weights not in (None, "none") else weights
-    options = (("data", "options"), ("data", "augmentation_options"), ("model", "options"), ("loss", "options"))
-    for group, name in options:
-        values[group][name] = {
-            key: value
-            for key, value in values[group][name].items()
-            if not (isinstance(value, str) and ("/" in value or "\\" in value))  # a path
-        }
+    data = values["data"]
+    for options in (
+        data["options"],
+        data["augmentation_options"],
+        values["model"]["options"],
+        values["loss"]["options"],
+    ):
+        for name in [
+            name for name, value in options.items() if isinstance(value, str) and ("/" in value or "\\" in value)
+        ]:
+            del options[name]  # a path
     return values
-
-
-def _check(folder: Path, embedder: Embedder, backbone: str | None) -> None:
-    """Load what was written and compare the vectors of random images; ``backbone``: the reference to one from outside."""
-    size = embedder.preprocessing.size
-    images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        difference = float((Embedder.load(folder, backbone=backbone)(images) - embedder(images)).abs().max())
-    if not difference <= 1e-6:
-        raise RecollectError(
-            f"{folder}: the written model differs from the run's by {difference:.1e}; please report it."
-        )
 
 
 def model_card(
@@ -146,14 +139,8 @@ def model_card(
 ) -> str:
     """The card: data, recipe, results, licence, how to load it."""
     licence = licence or embedder.config.provenance.licence
-    front: dict[str, Any] = {
-        "library_name": "recollect",
-        "pipeline_tag": "image-feature-extraction",
-        "tags": ["recollect", "image-retrieval", "metric-learning"],
-    }
-    if licence:  # without one, the card says that none is stated
-        front["license"] = _LICENCES.get(licence, "other")
-        front |= {} if licence in _LICENCES else {"license_name": one_line(licence)}
+    front = {"license": _LICENCES.get(licence, "other")} if licence else {}  # without one, the card says so
+    front |= {"license_name": one_line(licence)} if licence and licence not in _LICENCES else {}
     outcome, plan = read.recorded("outcome"), read.recorded("plan")
     # Results of recollect eval; without any, those logged during training.
     results: dict[str, Mapping[str, float]] = dict(read.evaluated)
@@ -163,9 +150,8 @@ def model_card(
     names = dict.fromkeys(name for metrics in results.values() for name in metrics if name.startswith(_METRICS))
     return render(
         "model_card.md",
-        front=Markup(yaml.safe_dump(front, sort_keys=False, allow_unicode=True)),
+        front=Markup(yaml.safe_dump(front, sort_keys=False, allow_unicode=True) if front else ""),
         name=to or "user/name",
-        version=__version__,
         dim=embedder.dim,
         config=config,
         settings=SETTINGS,
@@ -180,8 +166,9 @@ def model_card(
     )
 
 
-def _upload(hub: Any, folder: Path, repository: str, private: bool) -> str:
+def _upload(folder: Path, repository: str, private: bool) -> str:
     """Upload the folder as one commit; the address with that commit."""
+    hub = require("huggingface_hub", "hub", "publishing")
     api = hub.HfApi(endpoint=endpoint(), library_name="recollect", library_version=__version__)
     try:
         api.create_repo(repository, private=private or None, exist_ok=True)

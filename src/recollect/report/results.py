@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import stdev
@@ -160,20 +160,18 @@ def read_run(path: Path | str) -> Run:
     if not isinstance(settings, Mapping):
         remarks.append("config.yaml contains no settings.")
         settings = {}
-    config, manifest = None, {}
-    records: list[dict[str, Any]] = []
-    try:
-        config = folder.read_config()
-    except RecollectError as error:
-        remarks.append(f"This version of recollect cannot read the settings, so nothing can be embedded: {error}")
-    try:
-        manifest = folder.read_manifest()
-    except RecollectError as error:
-        remarks.append(f"manifest.json cannot be read: {error}")
-    try:
-        records += folder.read_metrics(remarks.append)
-    except RecollectError as error:
-        remarks.append(f"metrics.jsonl cannot be read: {error}")
+
+    def attempt(read: Callable[[], Any], otherwise: Any, failure: str) -> Any:
+        try:
+            return read()
+        except RecollectError as error:
+            remarks.append(f"{failure}: {error}")
+            return otherwise
+
+    unread = "This version of recollect cannot read the settings, so nothing can be embedded"
+    config = attempt(folder.read_config, None, unread)
+    manifest = attempt(folder.read_manifest, {}, "manifest.json cannot be read")
+    records = attempt(lambda: folder.read_metrics(remarks.append), [], "metrics.jsonl cannot be read")
     steps = [record for record in records if record["kind"] == "step"]
     evaluations = [record for record in records if record["kind"] != "step"]
     name, evaluated = folder.path.resolve().name, _evaluated(folder, remarks)
@@ -551,6 +549,11 @@ def training_images(run: Run, limit: int | None, root: str | None = None) -> tup
     except RecollectError:
         return None, 0
     return images.subset(choose(images.labels, limit)), len(images)
+
+
+def random_part(count: int, most: int, seed: int = 0) -> NDArray[np.int64]:
+    """At most ``most`` of the numbers below ``count``, ascending."""
+    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False)) if count > most else np.arange(count)
 
 
 def choose(labels: Labels, limit: int | None) -> NDArray[np.int64]:

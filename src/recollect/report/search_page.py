@@ -10,13 +10,11 @@ from urllib.parse import quote
 from recollect.common.errors import RecollectError
 from recollect.common.files import write_text
 from recollect.common.images import read_image
-from recollect.common.text import in_decimals
 from recollect.report.map import data_address
-from recollect.report.markup import Markup, breakable, element, join
+from recollect.report.markup import render
 from recollect.report.page import check_target, document
 from recollect.search.commands import QueryResult
 from recollect.search.index import Index
-from recollect.search.stores.base import Match
 
 GENERATOR = "recollect search"
 SIDE = 320
@@ -39,61 +37,31 @@ def write_search_page(
     """
     path = Path(path)
     check_target(path, overwrite, GENERATOR)
-    blocks = []
+    queries = []
     for result in results:
         picture = result.query if isinstance(result.query, Path) else index.picture(result.query)
-        name = Path(result.query).name
-        items = [_match(place, match, index.picture(match.id), path) for place, match in enumerate(result.matches, 1)]
-        figure = element(
-            "figure",
-            _picture(picture, f"Query: {name}"),
-            element("figcaption", element("span", "query", class_="tag"), _linked(picture, name, path)),
-            class_="asked",
-        )
-        blocks.append(element("article", figure, element("ol", items, class_="found"), class_="query large"))
+        pictures = [(match, index.picture(match.id)) for match in result.matches]
+        matches = [(match, _source(picture), _link(picture, path)) for match, picture in pictures]
+        queries.append((Path(result.query).name, _source(picture), _link(picture, path), matches))
     heading = f"Search among {len(index):,} images"
-    body = join(
-        element("h1", heading),
-        element("p", "Most similar first; the number is the similarity. Names link to the files.", class_="note"),
-        element("div", blocks, class_="gallery"),
-    )
+    body = render("search.html", heading=heading, queries=queries)
     write_text(path, document(heading, body, generator=GENERATOR))
     return path
 
 
-def _match(place: int, match: Match, picture: Picture, page: Path) -> Markup:
-    level, label = "" if match.level is None else f", {match.level}", match.metadata.get("label")
-    alt = f"Result {place}: {match.id}, similarity {in_decimals(match.similarity, 3)}{level}"
-    words = element(
-        "figcaption",
-        element(
-            "span",
-            f"{place}. ",
-            element("strong", in_decimals(match.similarity, 2)),
-            None if match.level is None else element("span", match.level, class_="badge"),
-        ),
-        element("strong", breakable(label), class_="line") if label else None,
-        element("span", _linked(picture, match.id, page), class_="line"),
-    )
-    return element("li", element("figure", _picture(picture, alt), words))
-
-
-def _linked(picture: Picture, name: str, page: Path) -> Markup:
-    """The full name, with a relative link to the file if there is one, so that both can be moved together."""
+def _link(picture: Picture, page: Path) -> str | None:
+    """A relative link to the file if there is one, so that both can be moved together."""
     if not isinstance(picture, Path):
-        return breakable(name)
+        return None
     try:
-        relative = os.path.relpath(picture.absolute(), page.absolute().parent)
-        return element("a", breakable(name), href=quote(Path(relative).as_posix()))
+        return quote(Path(os.path.relpath(picture.absolute(), page.absolute().parent)).as_posix())
     except (ValueError, OSError):  # a name that cannot be written as an address
-        return breakable(name)
+        return None
 
 
-def _picture(picture: Picture, alt: str) -> Markup:
+def _source(picture: Picture) -> str | None:
+    """A small copy as a ``data:`` address; None if the image cannot be read."""
     try:
-        if picture is not None:
-            image = read_image(picture, at_least=SIDE)
-            return element("img", src=data_address(image, SIDE), alt=alt, decoding="async")
+        return None if picture is None else data_address(read_image(picture, at_least=SIDE), SIDE)
     except (RecollectError, OSError):
-        pass
-    return element("span", "no picture", class_="missing", role="img", aria_label=alt)
+        return None

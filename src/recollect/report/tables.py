@@ -27,6 +27,7 @@ _METRICS = ("r@1", "map@r")
 _MOST = 12  # comparisons in words; more are in the tables
 _MOST_STARTS = 3  # runs of which the steps are judged by themselves
 _CLASSES_LISTED, _CHANGED_LISTED = 15, 7
+_FACTS = ("started", "finished", "command", "versions", "machine", "data", "weights", "choices")  # of the manifest
 _LONGEST = 200  # characters of a value among the settings that differ
 
 Row = tuple[Child, Mapping[str, Any]]
@@ -44,17 +45,7 @@ def _with_spread(one: ModelResult, metric: str) -> str:
 
 def headline(models: Sequence[ModelResult]) -> Markup | None:
     """The main numbers, in large print."""
-    tiles = [
-        element(
-            "li",
-            element("span", name_of(one.name), class_="who"),
-            element("span", f"{_with_spread(one, 'r@1')} %", class_="big"),
-            element("span", f"r@1 · mAP@R {_with_spread(one, 'map@r')} %", class_="small"),
-            element("span", one.what, class_="small"),
-        )
-        for one in models
-    ]
-    return element("ul", tiles, class_="tiles") if tiles else None
+    return render("headline.html", models=models, value=_with_spread) if models else None
 
 
 def verdict_section(
@@ -97,8 +88,9 @@ def verdict_section(
         lines=lines,
         intervals=intervals,
         over=measured_over(images, models[-1].evaluation),
-        spread=models[-1].spread,
-        averages=_averages(models),
+        models=models,
+        metrics=_METRICS,
+        percent=percent,
         excluded=excluded,
         times=_times(runs),
         unbroken=_unbroken,
@@ -117,20 +109,6 @@ def _pairs(models: Sequence[ModelResult]) -> list[tuple[ModelResult, ModelResult
 def _unbroken(numbers: str) -> str:
     """Differences and their intervals: an interval is not broken across lines."""
     return re.sub(r"\d+ % CI [^:()]*", lambda interval: interval[0].replace(" ", "\u00a0"), numbers)
-
-
-def _averages(models: Sequence[ModelResult]) -> list[tuple[str | None, str]]:
-    """Averages over classes: in two, as a change; of several runs, one after the other, since none led to the next."""
-    groups = [(None, models)] if len(models) <= 2 else [(one.name, [one]) for one in models]
-    return [
-        (
-            name,
-            ", ".join(
-                f"{metric_name(m)} {' → '.join(percent(one.evaluation.macro[m]) for one in group)}" for m in _METRICS
-            ),
-        )
-        for name, group in groups
-    ]
 
 
 def _times(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -156,7 +134,7 @@ def results(
 ) -> Markup:
     """Metrics of every model and the published ones; means over seeds; differences; results of ``recollect eval``."""
     published = _published(runs)
-    parts: list[Markup | None] = []
+    parts: list[Markup] = []
     if models and images is not None:
         rows: list[Row] = [(name_of(one.name), one.evaluation.metrics) for one in models]
         caption = join("In percent, over ", measured_over(images, models[0].evaluation))
@@ -191,7 +169,7 @@ def _published(runs: Sequence[Run]) -> list[Row]:
     return rows
 
 
-def _tables(rows: Sequence[Row], caption: str) -> list[Markup | None]:
+def _tables(rows: Sequence[Row], caption: str) -> list[Markup]:
     """One table per set of metrics."""
     kinds: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
@@ -199,11 +177,9 @@ def _tables(rows: Sequence[Row], caption: str) -> list[Markup | None]:
     return [_grid(same, metrics, caption) for metrics, same in kinds.items()]
 
 
-def _grid(rows: Sequence[Row], metrics: Sequence[str], caption: Child) -> Markup | None:
-    if not rows or not metrics:
-        return None
+def _grid(rows: Sequence[Row], metrics: Sequence[str], caption: Child) -> Markup:
     lines = [[title, *(percent(finite(values.get(name))) for name in metrics)] for title, values in rows]
-    return table(["", *(metric_name(name) for name in metrics)], lines, caption=caption)
+    return table(["", *(metric_name(name) for name in metrics)], lines if metrics else [], caption=caption)
 
 
 def _metrics(rows: Sequence[Row], images: int | None = None) -> list[str]:
@@ -226,7 +202,7 @@ def measured_over(images: ReportImages, evaluation: Evaluation) -> Markup:
     )
 
 
-def _differences(models: Sequence[ModelResult]) -> Markup | None:
+def _differences(models: Sequence[ModelResult]) -> Markup:
     """Confidence intervals of differences, where there are several; for a single pair the verdict has it."""
     rows: list[list[Child]] = []
     for first, second in _pairs(models) if len(models) > 2 else ():
@@ -239,19 +215,17 @@ def _differences(models: Sequence[ModelResult]) -> Markup | None:
         ]
         cells = [cell for value, low, high in points for cell in (value, f"{low} … {high}")]
         rows.append([join(name_of(second.name), " − ", name_of(first.name)), *cells])
-    if not rows:
-        return None
     head = ["difference", "r@1", "95 % interval", "mAP@R", "95 % interval"]
     return table(head, rows, caption="Differences in points, with 95 % confidence intervals (bootstrap over classes)")
 
 
-def seeds(means: Sequence[ModelResult]) -> Markup | None:
-    """Mean and standard deviation of settings that were run with several seeds; None if there are none."""
+def seeds(means: Sequence[ModelResult]) -> Markup:
+    """Mean and standard deviation of settings that were run with several seeds."""
     rows: list[list[Child]] = [
         [name_of(one.name), *(_with_spread(one, metric) for metric in _METRICS)] for one in means if one.spread
     ]
     caption = "Runs of one setting: mean ± standard deviation over seeds, in percent"
-    return table(["setting", "r@1", "mAP@R"], rows, caption=caption) if rows else None
+    return table(["setting", "r@1", "mAP@R"], rows, caption=caption)
 
 
 def class_section(models: Sequence[ModelResult], primary: ModelResult, images: ReportImages) -> Markup:
@@ -269,12 +243,12 @@ def class_section(models: Sequence[ModelResult], primary: ModelResult, images: R
     short = {BEFORE: "before", AFTER: "after"}
     head = ["class", "images", *(name_of(short.get(model.name, model.name)) for model in models)]
 
-    def listed(classes: Sequence[int], caption: Child, most: int = _CHANGED_LISTED) -> Markup | None:
+    def listed(classes: Sequence[int], caption: Child, most: int = _CHANGED_LISTED) -> Markup:
         rows: list[list[Child]] = [
             [breakable(images.class_names[c]), f"{sizes[c]:,}", *(percent(values.get(c)) for values in means)]
             for c in classes[:most]
         ]
-        return table(head, rows, caption=caption) if rows else None
+        return table(head, rows, caption=caption)
 
     now = primary.evaluation.class_means("r@1")
     of = None if len(models) <= 2 else join(" of ", name_of(primary.name))
@@ -291,7 +265,6 @@ def class_section(models: Sequence[ModelResult], primary: ModelResult, images: R
 
 def settings(runs: Sequence[Run]) -> Markup:
     """Which settings differ between runs, and every setting of each."""
-    parts: list[Markup] = []
     flat = [flat_settings(run.settings) | _training_images(run) for run in runs]
     keys = dict.fromkeys(key for values in flat for key in values)
     rows: list[list[Child]] = [
@@ -299,25 +272,17 @@ def settings(runs: Sequence[Run]) -> Markup:
         for key in keys
         if len({values.get(key) for values in flat}) > 1
     ]
-    if rows:
-        head = ["setting", *(name_of(run.name) for run in runs)]
-        parts.append(table(head, rows, caption="Settings that differ", numbers=False))
+    head = ["setting", *(name_of(run.name) for run in runs)]
+    parts = [table(head, rows, caption="Settings that differ", numbers=False)]
     for run in runs:
-        keys_of_run = ("started", "finished", "command", "versions", "machine", "data", "weights", "choices")
-        facts = {key: run.manifest[key] for key in keys_of_run if key in run.manifest}
-        texts = [
-            element(
-                "pre",
-                yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100),
-                tabindex="0",
-                aria_label=f"{what} of {run.name}",
-                role="region",
-            )
-            for what, values in (("settings", run.settings), ("circumstances", facts))
-            if values or what == "settings"
-        ]
-        parts.append(element("details", element("summary", "All settings of ", name_of(run.name)), texts))
+        facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
+        texts = [("settings", _yaml(run.settings))] + ([("circumstances", _yaml(facts))] if facts else [])
+        parts.append(render("settings.html", name=run.name, texts=texts))
     return join(*parts)
+
+
+def _yaml(values: Mapping[str, Any]) -> str:
+    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
 
 
 def _training_images(run: Run) -> dict[str, str]:

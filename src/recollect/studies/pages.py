@@ -1,35 +1,29 @@
 """The pages of studies: ``report.html`` of a search and ``comparison.html`` of losses, one self-contained file each.
 
-Built from the records of ``summary.py`` with the templates of ``templates/`` and the charts of ``report``: no script, no
-network. Names of losses, classes and machines come from others: ``_escape`` lets every text pass through
-``report/markup.py``, and Jinja2 escapes whatever else a template prints.
+Built from the records of ``summary.py`` with the templates and charts of ``report``: no script, no network. Names of losses,
+classes and machines come from others; ``report/markup.py`` escapes whatever a template prints.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from datetime import datetime
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
-from recollect._version import __version__
 from recollect.common.files import write_json, write_text
-from recollect.common.text import in_decimals, in_words, number_of
+from recollect.common.text import in_decimals
 from recollect.config.recipes import published_tests
-from recollect.evaluation import metric_name
-from recollect.report import markup
 from recollect.report.charts import Bar, Line, Point, bar_chart, line_chart, scatter_chart
+from recollect.report.markup import Markup, join, render
 from recollect.report.page import check_target, document
 from recollect.studies.summary import (
     BEST_SHARE,
     MIN_FOR_IMPORTANCE,
     LossComparison,
     StudyResults,
+    TrialRecord,
     in_points,
 )
 
@@ -54,14 +48,12 @@ def write_study(path: Path, results: StudyResults) -> Path:
     best = [trial for trial in ranked if trial.curve][:_CURVES]
     tests = (results.final or {}).get("metrics", {})
     published = published_tests(results.protocol["published"])
-    body = _render(
+    body = render(
         "study.html",
+        percent=_percent,
+        setting=_setting,
         heading=heading,
         results=results,
-        best=results.best,
-        final=results.final,
-        halves=results.protocol,
-        unfinished=results.count("running", "queued"),
         # folder/test is shown with the name of the folder.
         tests={re.sub("^folder/", lambda _: f"{results.data}/", name): metrics for name, metrics in tests.items()},
         published=[published.get(name) or published.get("") or {} for name in tests],
@@ -69,11 +61,7 @@ def write_study(path: Path, results: StudyResults) -> Path:
         titles={name: TITLES.get(name, name) for name in results.space},
         failures=[f"Trial {t.number:04d} failed: {t.failure}" for t in results.trials if t.failure],
         course=scatter_chart(
-            [
-                Point(f"trial {t.number:04d}", float(t.number), t.value, t.number == results.chosen)
-                for t in results.trials
-                if t.value is not None
-            ],
+            _points(results, lambda trial: trial.number),
             title="The search",
             x_label="trial",
             y_label=f"validation {results.select}",
@@ -88,25 +76,28 @@ def write_study(path: Path, results: StudyResults) -> Path:
             percent=True,
             caption="Where a curve falls again, longer training did not help.",
         ),
-        parameter_charts=markup.join(*(_parameter_chart(results, name) for name in results.space)),
+        parameter_charts=join(*(_parameter_chart(results, name) for name in results.space)),
         best_share=BEST_SHARE,
         min_for_importance=MIN_FOR_IMPORTANCE,
-        version=__version__,
-        today=f"{datetime.now():%-d %B %Y}",
     )
     sections = [(name.lower(), name) for name in ("Result", "Trials", "Parameters", "Cost", "Protocol")]
     write_text(path, document(heading, body, sections, "recollect tune"))
     return path
 
 
-def _parameter_chart(results: StudyResults, name: str) -> markup.Markup | None:
+def _points(results: StudyResults, across: Callable[[TrialRecord], Any]) -> list[Point]:
+    """Validation of the trials against what is a number of them."""
+    return [
+        Point(f"trial {trial.number:04d}", float(x), trial.value, trial.number == results.chosen)
+        for trial in results.trials
+        if trial.value is not None and type(x := across(trial)) in (int, float)
+    ]
+
+
+def _parameter_chart(results: StudyResults, name: str) -> Markup | None:
     """Validation against a parameter that is a number."""
     title, share = TITLES.get(name, name), results.importance.get(name)
-    points = [
-        Point(f"trial {t.number:04d}", float(t.drawn[name]), t.value, t.number == results.chosen)
-        for t in results.trials
-        if t.value is not None and t.state == "done" and type(t.drawn.get(name)) in (int, float)
-    ]
+    points = _points(results, lambda trial: trial.drawn.get(name) if trial.state == "done" else None)
     if len({point.x for point in points}) < 2:
         return None
     return scatter_chart(
@@ -144,19 +135,19 @@ def write_comparison(comparison: LossComparison) -> None:
     names = list(ordered[0].metrics) if ordered else []
     others = [name for name in names if name.startswith("r@") and name != "r@1"][:3]
     batches = {(r.choice.batch, r.cell.batch) for r in ordered if r.choice and r.choice.batch not in (0, r.cell.batch)}
-    body = _render(
+    body = render(
         "comparison.html",
+        in_points=in_points,
+        seconds=_seconds,
+        by_seed=[", ".join(in_decimals(d, 1, plus=True) for d in pair.differences) for pair in comparison.pairs],
         comparison=comparison,
-        planned=comparison.planned,
-        config=comparison.planned.config,
         ordered=ordered,
         chart=chart,
         metrics={**{name: name for name in others}, **({"map@r": "mAP@R"} if "map@r" in names else {})},
-        trained=[result for result in ordered if result.cell.trains],
+        failures=[f"{result.cell.label}, {why}" for result in comparison.results for why in result.failures],
         smaller_batches="".join(
             f" Rate and steps were found at batch {a:,} and used at {b:,}." for a, b in sorted(batches)
         ),
-        failures=[f"{result.cell.label}, {why}" for result in comparison.results for why in result.failures],
         spent=sum((r.processor_seconds or 0) * len(r.by_seed) + (r.searched_seconds or 0) for r in comparison.results),
     )
     sections = [("results", "Results"), ("pairs", "Each pair"), ("how", "How it was measured")]
@@ -164,45 +155,15 @@ def write_comparison(comparison: LossComparison) -> None:
     write_json(comparison.page.with_suffix(".json"), comparison.as_dict())
 
 
-# Templates --------------------------------------------------------------------------------------------------------------
+# Values of both ----------------------------------------------------------------------------------------------------------
 
 
-def _render(template: str, **values: Any) -> markup.Markup:
-    return markup.Markup(_environment().get_template(template).render(values))
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}\u00a0%"
 
 
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        finalize=_escape,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["bdi"] = lambda name: Markup(markup.name_of(name))
-    environment.filters |= {
-        "count": lambda number: f"{number:,}",
-        "label": lambda trial: f"{trial.number:04d}",
-        "metric": metric_name,
-        "number": lambda value: "–" if value is None else f"{value:g}",
-        "of": number_of,
-        "percent": lambda value: "–" if value is None else f"{100 * value:.2f} %",
-        "points": in_points,
-        "seconds": lambda value: "–" if not value else f"{value:.1f}" if value < 10 else f"{value:,.0f}",
-        "setting": _setting,
-        "signed": lambda value: in_decimals(value, 1, plus=True),
-        "words": in_words,
-    }
-    return environment
-
-
-def _escape(value: Any) -> Markup:
-    """What a template prints, as markup: ``report/markup.py`` decides what a text may do on a page."""
-    if isinstance(value, Markup):
-        return value
-    return Markup(markup.join(value if value is None or isinstance(value, str) else str(value)))
+def _seconds(value: float | None) -> str:
+    return "–" if not value else f"{value:.1f}" if value < 10 else f"{value:,.0f}"
 
 
 def _setting(value: Any) -> str:

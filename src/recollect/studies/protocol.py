@@ -154,19 +154,11 @@ def read_protocol(config: Config, space: list[str] | None = None) -> Protocol:
         remarks.append(
             f"The recipe's {base.optimizer.schedule} schedule is replaced by milestones: decay steps and size are searched."
         )
-    protocol = Protocol(
-        base,
-        parameters,
-        batch,
-        {"classes": train.num_classes, "images": len(train)},
-        {"classes": validation.num_classes, "images": len(validation)},
-        {"train": train.fingerprint, "validation": validation.fingerprint},
-        _weights(config),
-        tuple(remarks),
-    )
-    for values in corners(
-        parameters
-    ):  # the cheap parts of a trial, so that impossible settings are refused before a study
+    first, second = ({"classes": half.num_classes, "images": len(half)} for half in (train, validation))
+    fingerprints = {"train": train.fingerprint, "validation": validation.fingerprint}
+    protocol = Protocol(base, parameters, batch, first, second, fingerprints, _weights(config), tuple(remarks))
+    # The cheap parts of a trial, so that impossible settings are refused before a study.
+    for values in corners(parameters):
         trial = trial_config(protocol, as_settings(values))
         find(trial.model.init)
         make_sampler(trial, train.labels)
@@ -202,7 +194,7 @@ def _refuse(config: Config) -> None:
         raise ConfigError("run.watch_test: a search does not use the test set. Remove this setting.")
     if data.validation == "random":
         raise ConfigError(
-            "data.validation=random: the search validates on the second half of the classes. Remove this setting."
+            "data.validation=random: a search validates on the second half of the classes. Remove this setting."
         )
     if data.train_split in {data.test_split, "all", *find_source(data.name).test_splits}:
         raise ConfigError(

@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -66,28 +65,6 @@ class ForeignRunError(ConfigError):
     """A run's folder contains a run of another study; this is not a failure of the run's settings."""
 
 
-@dataclass(frozen=True)
-class Validation:
-    """The result of a run on the validation classes.
-
-    Attributes:
-        value: the best value of the selection metric among all evaluations after training has begun.
-        best_step, best_epoch: where it was reached; among equals the one with the highest mAP@R, then the last.
-        map_at_r: mAP@R there, which decides between trials that are equal in ``value``.
-        steps, seconds, images: its cost.
-        curve: epoch and value of every evaluation.
-    """
-
-    value: float
-    best_step: int
-    best_epoch: float
-    map_at_r: float
-    steps: int
-    seconds: float
-    images: int
-    curve: list[tuple[float, float]]
-
-
 def finish_run(path: Path, config: Config, callback: Callback | None = None) -> Outcome:
     """As ``begin_or_resume``, but the plan and remarks are written to the run's folder only.
 
@@ -128,16 +105,15 @@ def _check_same(folder: RunFolder, config: Config) -> None:
     """
     with plugins.trusting():  # the references are only compared with the user's settings
         there = as_mapping(folder.read_config())
-    other = {
-        key: f"{key} is {brief(one)} there and {brief(here)} here"
+    other = [
+        f"{key} is {brief(one)} there and {brief(here)} here"
         for key, (one, here) in changes(there, as_mapping(absolute_names(config))).items()
         # A run's own configuration says what "auto" came to.
         if key.startswith(_OF_A_RUN) and (here != "auto" or (isinstance(one, str) and plugins.is_reference(one)))
-    }
+    ]
     if other:
         raise ForeignRunError(
-            f"{folder.path} contains a run with other settings: {'; '.join(list(other.values())[:3])}. It is from another "
-            "study: choose another --out."
+            f"{folder.path} contains a run with other settings: {'; '.join(other[:3])}. Choose another --out."
         )
 
 
@@ -146,9 +122,11 @@ def has_diverged(error: TrainingStoppedError) -> bool:
     return error.exit_code < 128
 
 
-def read_validation(path: Path, select: str) -> Validation | None:
-    """The result of a run's evaluations so far; None before the first evaluation after training has begun.
+def read_validation(path: Path, select: str) -> dict[str, Any]:
+    """The result of a run on the validation classes so far, by the names of ``TrialRecord``.
 
+    ``value`` is the best of the selection metric among all evaluations after training has begun, among equals the one with
+    the highest mAP@R, then the last; ``curve`` has epoch and value of every evaluation. Empty before the first of them.
     Read from ``metrics.jsonl``, so that a run that was killed after its last step has the result of one that was never
     interrupted. The untrained network's value is in the curve but is never the best: it does not depend on the settings.
     """
@@ -164,18 +142,18 @@ def read_validation(path: Path, select: str) -> Validation | None:
             evaluations[record["step"]] = record
     merits = {step: merit(record, select, step) for step, record in evaluations.items() if step > 0}
     if not merits:
-        return None
+        return {}
     best, steps, manifest = max(merits, key=merits.__getitem__), max(epochs), folder.read_manifest()
-    return Validation(
-        value=float(evaluations[best][select]),
-        best_step=best,
-        best_epoch=epochs[best],
-        map_at_r=merits[best][1],
-        steps=steps,
-        seconds=round(float((manifest.get("outcome") or {}).get("seconds", seconds)), 1),
-        images=steps * int(manifest.get("plan", {}).get("batch", 0)),
-        curve=[(epochs[step], float(record[select])) for step, record in evaluations.items()],
-    )
+    return {
+        "value": float(evaluations[best][select]),
+        "best_step": best,
+        "best_epoch": epochs[best],
+        "map_at_r": merits[best][1],
+        "steps": steps,
+        "seconds": round(float((manifest.get("outcome") or {}).get("seconds", seconds)), 1),
+        "images": steps * int(manifest.get("plan", {}).get("batch", 0)),
+        "curve": [(epochs[step], float(record[select])) for step, record in evaluations.items()],
+    }
 
 
 # The trials of a search ---------------------------------------------------------------------------------------------------
@@ -220,6 +198,7 @@ class TrialQueue:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # heartbeats, TPE's options
         self.folder, self.part, self.sampler, self.seed = folder, part, sampler, seed
+        self._owner = {"host": platform.node(), "folder": str(folder.resolve())}
         url, self._claim_file = _address(folder, storage)
         name = folder.resolve().name if part == "trials" else f"{folder.resolve().name}/{part}"
         waiting = {"connect_args": {"timeout": 120}} if url.startswith("sqlite") else {}
@@ -288,7 +267,7 @@ class TrialQueue:
             return None
         with lock:
             try:
-                trial.set_user_attr("owner", self._owner())
+                trial.set_user_attr("owner", self._owner)
                 claim.close()
                 self.study.sampler = self._slot_sampler(slot)
                 return objective(trial, slot)
@@ -328,12 +307,7 @@ class TrialQueue:
         owner = trial.user_attrs.get("owner")
         if owner is None:  # it was killed before it signed, while it held the lock that this process holds now
             return self._claim_file is not None
-        here = self._owner()
-        same_folder = (owner.get("host"), owner.get("folder")) == (here["host"], here["folder"])
-        return same_folder and is_free(self._lock_file(trial.user_attrs["slot"]))
-
-    def _owner(self) -> dict[str, str]:
-        return {"host": platform.node(), "folder": str(self.folder.resolve())}
+        return owner == self._owner and is_free(self._lock_file(trial.user_attrs["slot"]))
 
     def _lock_file(self, slot: int) -> Path:
         """Held by the process that works on a slot."""
@@ -342,11 +316,9 @@ class TrialQueue:
     def _slot_sampler(self, slot: int) -> Any:
         """Seeded by the slot: the settings do not depend on the process that draws them, and no two slots draw alike."""
         samplers, seed = self.optuna.samplers, int(np.random.SeedSequence([self.seed, slot]).generate_state(1)[0])
-        return (
-            samplers.TPESampler(seed=seed, multivariate=False, constant_liar=True)
-            if self.sampler == "tpe"
-            else samplers.RandomSampler(seed)
-        )
+        if self.sampler == "tpe":
+            return samplers.TPESampler(seed=seed, multivariate=False, constant_liar=True)
+        return samplers.RandomSampler(seed)
 
     def _claim_lock(self) -> contextlib.AbstractContextManager[None]:
         """Held while a trial is claimed: with SQLite alone, two processes could read the same state before either writes."""

@@ -122,8 +122,11 @@ def read_space(texts: Iterable[str], defaults: Space) -> dict[str, Parameter]:
 def parse_parameter(text: str) -> Parameter:
     """Parse one parameter."""
     name, _, values = (part.strip() for part in text.partition("="))
+    form = ConfigError(
+        f"--space {text}: write NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=A,B,C or NAME=VALUE, bounds as numbers."
+    )
     if not name or not values:
-        raise ConfigError(f"--space {text}: write NAME=LOW:HIGH, NAME=LOW:HIGH:log, NAME=A,B,C or NAME=VALUE.")
+        raise form
     name = next((short for short, key in SHORT.items() if key == name), name)
     if name in _DERIVED:
         raise ConfigError(f"--space {name}: it is computed from decays, first_decay and epochs; give those instead.")
@@ -132,21 +135,13 @@ def parse_parameter(text: str) -> Parameter:
             f"--space {name}: it cannot be searched, because the protocol fixes it. Use --set to change it for the study."
         )
     if ":" not in values:
-        choices = tuple(_scalar(part, text) for part in values.split(","))
-        if len(set(map(str, choices))) < len(choices):
-            raise ConfigError(f"--space {text}: a value occurs twice; remove one.")
-        return Parameter(name, choices=choices)
+        return Parameter(name, choices=tuple(dict.fromkeys(_scalar(part, text) for part in values.split(","))))
     first, last, *more = values.split(":")
-    low, high = (_scalar(part, text) for part in (first, last))
-    if more not in ([], ["log"]):
-        raise ConfigError(f"--space {text}: only :log can follow the bounds.")
-    if not (_is_number(low) and _is_number(high)):
-        raise ConfigError(f"--space {text}: bounds must be numbers.")
-    log = bool(more) or name == "lr"
-    if low > high:
-        raise ConfigError(f"--space {text}: {first} is above {last}; put the lower bound first.")
-    if log and low <= 0:
-        raise ConfigError(f"--space {text}: :log needs bounds above 0.")
+    low, high, log = _scalar(first, text), _scalar(last, text), bool(more) or name == "lr"
+    if more not in ([], ["log"]) or not (_is_number(low) and _is_number(high)):
+        raise form
+    if low > high or (log and low <= 0):
+        raise ConfigError(f"--space {text}: the lower bound comes first{', and both must be above 0' if log else ''}.")
     return Parameter(name, low, high, log=log)
 
 

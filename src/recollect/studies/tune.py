@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from recollect.studies.protocol import Protocol, final_run_config, read_protocol
 from recollect.studies.runner import (
     ForeignRunError,
     TrialQueue,
-    Validation,
     check_names,
     finish_run,
     has_diverged,
@@ -198,22 +197,22 @@ def _run_trial(queue: TrialQueue, protocol: Protocol, total: int, trial: Any, sl
         # may be valid, and this one would fail again.
         failure = str(error)
     validation = read_validation(path, select)
-    for name, value in ({} if validation is None else asdict(validation)).items():
+    for name, value in validation.items():
         trial.set_user_attr(name, value)
     if failure is not None:
         trial.set_user_attr("failure", failure)
         logger.info(f"{label} failed: {failure}")
         return None
-    if validation is None:
+    if not validation:
         raise ConfigError(f"run.select {select!r} was not computed in {path}.")
     logger.info(
-        f"{label} {'stopped early: ' if pruned else ''}validation {select} {100 * validation.value:.2f} % at epoch "
-        f"{validation.best_epoch:g}, {validation.seconds:,.0f} s"
+        f"{label} {'stopped early: ' if pruned else ''}validation {select} {100 * validation['value']:.2f} % at epoch "
+        f"{validation['best_epoch']:g}, {validation['seconds']:,.0f} s"
     )
     if pruned:
-        RunFolder(path).update_manifest(pruned={"at": now(), "epoch": max(epoch for epoch, _ in validation.curve)})
+        RunFolder(path).update_manifest(pruned={"at": now(), "epoch": max(epoch for epoch, _ in validation["curve"])})
         raise queue.optuna.TrialPruned
-    return validation.value
+    return float(validation["value"])
 
 
 class _Reports(Callback):
@@ -223,21 +222,21 @@ class _Reports(Callback):
         self.trial, self.path, self.select, self.pruned = trial, path, select, pruned
         self.epochs: set[int] = set()
 
-    def update(self) -> Validation | None:
-        """Report every new evaluation; a resumed trial is a new one for Optuna.
+    def update(self) -> bool:
+        """Report every new evaluation, and return whether there is any; a resumed trial is a new one for Optuna.
 
         The untrained network's is not reported: the pruner compares a trial's best so far, and a start that is better than
         the trained network would keep every trial running.
         """
         validation = read_validation(self.path, self.select)
-        for epoch, value in () if validation is None else validation.curve:
+        for epoch, value in validation.get("curve", ()):
             if epoch > 0 and round(epoch) not in self.epochs:
                 self.trial.report(value, round(epoch))
                 self.epochs.add(round(epoch))
-        return validation
+        return bool(validation)
 
     def on_evaluation(self, split: str, step: int, metrics: Mapping[str, float]) -> None:
-        if self.update() is not None and step > 0 and self.trial.should_prune():
+        if self.update() and step > 0 and self.trial.should_prune():
             raise self.pruned
 
 
