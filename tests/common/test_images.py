@@ -19,13 +19,7 @@ from PIL import Image, ImageFile
 
 from recollect.common import images, pixels
 from recollect.common.errors import ConfigError, ImageError, InputError
-from recollect.common.images import (
-    INTERPOLATIONS,
-    Preprocessing,
-    image_size,
-    read_image,
-    set_max_pixels,
-)
+from recollect.common.images import INTERPOLATIONS, Preprocessing, image_size, read_image, set_max_pixels
 from recollect.common.machine import fix_torchvision
 
 

@@ -280,10 +280,7 @@ def test_cars196_from_class_folders(tmp_path: Path, published: Any, form: str) -
 
 @pytest.mark.parametrize(
     ("split", "min_faces", "images", "classes", "fingerprint"),
-    [
-        ("test", 8, 24_453, 1176, "1f653a88f4d30bfc"),
-        ("test", 32, 10_494, 240, "f0a304e2557d5d9b"),
-    ],
+    [("test", 8, 24_453, 1176, "1f653a88f4d30bfc"), ("test", 32, 10_494, 240, "f0a304e2557d5d9b")],
 )
 def test_the_characters_are_those_of_the_published_figures(
     split: str, min_faces: int, images: int, classes: int, fingerprint: str

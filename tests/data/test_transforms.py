@@ -16,13 +16,7 @@ from recollect.common.images import Preprocessing
 from recollect.common.machine import fix_torchvision
 from recollect.data import transforms
 from recollect.data.image_set import ImageSet
-from recollect.data.transforms import (
-    GlyphAffine,
-    LongerSide,
-    RandomResizedCrop,
-    occurrences,
-    uniforms,
-)
+from recollect.data.transforms import GlyphAffine, LongerSide, RandomResizedCrop, occurrences, uniforms
 
 fix_torchvision()
 from torchvision.transforms import v2  # noqa: E402

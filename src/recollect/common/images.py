@@ -27,7 +27,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from recollect.common import pixels
 from recollect.common.errors import ConfigError, ImageError, InputError, RecollectError, in_bytes, require
-from recollect.common.text import number_of, printable
+from recollect.common.text import check_choice, number_of, printable
 
 if TYPE_CHECKING:
     import torch
@@ -278,10 +278,7 @@ class Preprocessing:
     max_side: int | None = None
 
     def __post_init__(self) -> None:
-        if self.interpolation not in INTERPOLATIONS:
-            raise ConfigError(
-                f"interpolation {self.interpolation!r} is unknown: choose one of {', '.join(INTERPOLATIONS)}."
-            )
+        check_choice("interpolation", self.interpolation, INTERPOLATIONS)
         if self.resize is not None and self.resize < self.size:
             raise ConfigError(f"resize {self.resize} is smaller than the crop of {self.size}: raise resize.")
 

@@ -285,14 +285,14 @@ def errors_as_config(what: str) -> Iterator[None]:
         raise ConfigError(f"{what} fails: {_one_line(error)}.") from error
 
 
-def unknown(kind: str, name: str, names: Iterable[str], more: str = "") -> ConfigError:
+def unknown(kind: str, name: str, names: Iterable[str]) -> ConfigError:
     """The error for a name that neither recollect nor an installed package defines."""
     if name.endswith(".py"):
         return ConfigError(f"{kind} {name!r} is a file: add the name of what to use from it, {name}:name.")
     names = [*names, *installed(kind)]
     guess = did_you_mean(name, names) or did_you_mean(name.lower().replace("-", "_"), names)
     return ConfigError(
-        f"{kind} {name!r} is unknown.{guess} Choose one of {', '.join(names)}{more}, or your own as file.py:name."
+        f"{kind} {name!r} is unknown.{guess} Choose one of {', '.join(names)}, or your own as file.py:name."
     )
 
 
@@ -317,14 +317,8 @@ def list_installed(kind: str) -> list[dict[str, str]]:
 
 def options_of(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The arguments that ``maker`` (a class or a function) can be given by name."""
-    return {name: p for name, p in _parameters(maker).items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-
-
-def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(maker).parameters
-    except ValueError:  # some built-in functions have no signature
-        return {}
+    parameters = inspect.signature(maker).parameters
+    return {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def check_options(
@@ -344,7 +338,8 @@ def check_options(
     Raises:
         ConfigError: the message lists the existing options.
     """
-    catch_all = parameters is None and any(p.kind is p.VAR_KEYWORD for p in _parameters(maker).values())
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(maker).parameters.values())
+    catch_all = parameters is None and takes_any
     parameters = options_of(maker) if parameters is None else parameters
     names = ", ".join(parameters) or "none"
     for option in options:

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from recollect.common.errors import ConfigError, InputError
+from recollect.common.errors import InputError
 from recollect.common.images import ImageSource, file_sha256, image_size, read_image
+from recollect.common.text import check_choice
 
 Indices = NDArray[np.int64]
 """Numbers of images."""
@@ -358,8 +359,7 @@ def class_disjoint_split(images: ImageSet, mode: str = "paper", seed: int = 0) -
         >>> [list(part.class_names) for part in class_disjoint_split(images)]
         [['w', 'x'], ['y', 'z']]
     """
-    if mode not in MODES:
-        raise ConfigError(f"split mode {mode!r} is unknown: choose one of {', '.join(MODES)}.")
+    check_choice("split mode", mode, MODES)
     classes = np.unique(images.labels)
     if len(classes) < 2:
         raise InputError(f"{images.name}: 1 class is too few to split into 2 parts.")

@@ -30,7 +30,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +44,7 @@ from recollect.common.errors import ConfigError, DataError, ImageError, InputErr
 from recollect.common.files import atomic_write, cache_folder, exclusive
 from recollect.common.images import ON_BAD_IMAGE, BadImage, max_pixels, set_max_pixels, with_skip_advice
 from recollect.common.machine import available_bytes, fix_torchvision
+from recollect.common.text import check_choice
 from recollect.data.image_set import ImageSet, Indices
 from recollect.data.transforms import FromTorchvision, Pixels, Transform, Uniforms, occurrences, uniforms
 
@@ -121,10 +122,9 @@ class Pipeline:
         for name, value in (("workers", workers), ("prefetch_bytes", prefetch_bytes), ("seed", seed)):
             if value is not None and value < 0:
                 raise ConfigError(f"{name} is {value}: it must be 0 or more.")
-        words = (("cache", cache, CACHES), ("on_bad_image", on_bad_image, ON_BAD_IMAGE))
-        for name, word, choices in (*words, ("worker_type", worker_type, WORKER_TYPES)):
-            if word not in choices:
-                raise ConfigError(f"{name} {word!r} is unknown: choose one of {', '.join(choices)}.")
+        check_choice("cache", cache, CACHES)
+        check_choice("on_bad_image", on_bad_image, ON_BAD_IMAGE)
+        check_choice("worker_type", worker_type, WORKER_TYPES)
         if cache_size is not None and transform.size is None:
             raise ConfigError(
                 "cache_size is for crops: images that keep their aspect ratio are cached as they are shrunk."
@@ -270,9 +270,7 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _stacked(self, group: list[tuple[int, torch.Tensor]]) -> Batch:
@@ -341,13 +339,9 @@ class Pipeline:
 
     def _begin(self, indices: Sequence[int] | Indices, epoch: int, number: int) -> _PendingBatch:
         images = np.array(indices, dtype=np.int64)
-        if images.ndim != 1 or len(images) == 0:
-            raise InputError(f"a batch must be a list of at least one image number; its shape is {images.shape}.")
-        if not 0 <= images.min() <= images.max() < len(self.images):
-            raise InputError(
-                f"images {images.min()} to {images.max()} were requested, but {self.images.name} has "
-                f"{len(self.images)} images, numbered from 0."
-            )
+        if images.ndim != 1 or not images.size or not 0 <= images.min() <= images.max() < len(self.images):
+            most = len(self.images) - 1
+            raise InputError(f"a batch must be a list of numbers of images, from 0 to {most}, but is {indices!r}.")
         size = self.transform.size
         random = np.empty((len(images), 0))
         if self.transform.draws:
@@ -696,10 +690,7 @@ class DiskCache:
     def get(self, index: int) -> Pixels | None:
         """The pixels of image ``index``, or None."""
         # No entry, no image (reading the image will report it), or a damaged entry.
-        with (
-            contextlib.suppress(OSError, ValueError, EOFError, ImageError),
-            self.path(index).open("rb") as file,
-        ):
+        with contextlib.suppress(OSError, ValueError, EOFError, ImageError), self.path(index).open("rb") as file:
             pixels: Pixels = np.load(file)
             if file.read() == zlib.crc32(pixels.data).to_bytes(4, "little"):
                 return pixels

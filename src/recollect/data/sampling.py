@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.text import check_choice
 from recollect.data.image_set import Indices
 
 POLICIES = ("paper", "epoch")
@@ -259,9 +260,8 @@ class ClassBalancedSampler:
 def _check_settings(
     batch_size: int, samples_per_class: int, policy: str, small_classes: str, seed: int, batches_per_epoch: int | None
 ) -> None:
-    for name, value, choices in (("policy", policy, POLICIES), ("small_classes", small_classes, SMALL_CLASSES)):
-        if value not in choices:
-            raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}.")
+    check_choice("policy", policy, POLICIES)
+    check_choice("small_classes", small_classes, SMALL_CLASSES)
     numbers = {"batch_size": batch_size, "samples_per_class": samples_per_class, "batches_per_epoch": batches_per_epoch}
     for name, number, least in (*((name, number, 1) for name, number in numbers.items()), ("seed", seed, 0)):
         if number is not None and number < least:

@@ -148,12 +148,7 @@ SHORTER_SIDE = 256
 
 
 def verify_data(
-    name: str,
-    root: Path | str | None = None,
-    *,
-    samples_per_class: int = 4,
-    workers: int | None = None,
-    **options: Any,
+    name: str, root: Path | str | None = None, *, samples_per_class: int = 4, workers: int | None = None, **options: Any
 ) -> Report:
     """Check every file of a data set.
 

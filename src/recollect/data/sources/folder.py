@@ -170,12 +170,7 @@ def listed_once() -> Iterator[None]:
 
 
 def _rows(
-    root: Path,
-    csv: str | Path | None,
-    skipped: list[SkippedFile],
-    split: str = "all",
-    *,
-    nested: bool = False,
+    root: Path, csv: str | Path | None, skipped: list[SkippedFile], split: str = "all", *, nested: bool = False
 ) -> list[Row]:
     listings, key = {} if _listings is None else _listings, (root, csv, nested)
     if key in listings:
