@@ -164,13 +164,13 @@ def check_flag(name: str, value: Any) -> bool:
     return value
 
 
-def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Refuse a word that is not one of ``choices``.
 
     Raises:
         ConfigError: it is another word, or not one; the message lists the choices.
     """
-    if value not in (choices := tuple(choices)):
+    if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}.")
 
 
