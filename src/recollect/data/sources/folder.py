@@ -23,7 +23,7 @@ import numpy as np
 from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.images import IMAGE_SUFFIXES
 from recollect.common.reading import is_folder, visible_entries
-from recollect.common.text import number_of, some_names
+from recollect.common.text import check_choice, check_flag, check_whole, number_of, some_names
 from recollect.data.folders import (
     OUTSIDE_CLASS_FOLDERS,
     OUTSIDE_SPLIT_FOLDERS,
@@ -81,15 +81,13 @@ def read(
         nested: the folders of ``root`` are the classes, even if the folders inside them look like classes; by default an
             error asks then (``find_inner_classes``).
     """
-    if class_split not in CLASS_SPLITS:
-        raise ConfigError(f"class_split {class_split!r} is unknown: choose one of {', '.join(CLASS_SPLITS)}.")
+    check_choice("class_split", class_split, CLASS_SPLITS)
+    check_flag("nested", nested)
     # Options come from YAML.
     if test_share is not None and (not isinstance(test_share, float | int) or not 0 < test_share < 1):
         raise ConfigError(f"test_share is {test_share!r}: it must be a number between 0 and 1.")
-    if split_seed is not None and (type(split_seed) is not int or not 0 <= split_seed < 2**63):
-        raise ConfigError(f"split_seed is {split_seed!r}: it must be a whole number, 0 or more.")
-    if not isinstance(nested, bool):
-        raise ConfigError(f"nested is {nested!r}: it must be true or false.")
+    if split_seed is not None:
+        split_seed = check_whole("split_seed", split_seed, 0, 2**63 - 1)
     if class_split == "alphabet" and test_share not in (None, 0.5):
         raise ConfigError("class_split='alphabet' divides the classes in halves: remove test_share, or use 'balanced'.")
     if train_classes is not None:
@@ -183,20 +181,18 @@ def _rows(
         rows = list(_folder_rows(root, skipped, split, nested))
     if csv is not None or not any(part for _, _, part in rows):  # of split folders, only the requested one was read
         listings[key] = rows, list(skipped)
-    if not rows and csv is not None:
+    if rows:
+        return rows
+    if csv is not None:
         raise SOURCE.layout_error(f"{root / csv} lists no images.")
-    reasons = Counter() if rows else Counter([each.reason for each in skipped])
-    if not rows and (loose := reasons[OUTSIDE_CLASS_FOLDERS]):
+    reasons = Counter([each.reason for each in skipped])
+    if loose := reasons[OUTSIDE_CLASS_FOLDERS]:
         raise SOURCE.layout_error(
             f"{root} has {number_of(loose, 'image')} but no class folders. Give a folder with one folder per class; "
             f"if {root.name or 'this'} is one of the classes, give the folder that contains it."
         )
-    if not rows:
-        reasons_text = f"; left out: {counted(reasons)}" if reasons else ""
-        raise SOURCE.layout_error(
-            f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}{reasons_text})."
-        )
-    return rows
+    left_out = f"; left out: {counted(reasons)}" if reasons else ""
+    raise SOURCE.layout_error(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}{left_out}).")
 
 
 def _test_classes(rows: list[Row], root: Path, class_split: str, test_share: float, split_seed: int) -> frozenset[str]:
@@ -217,14 +213,12 @@ def _other_classes(rows: list[Row], root: Path, train_classes: Sequence[str]) ->
     """The classes that are not in ``train_classes``."""
     classes, train = {label for _, label, _ in rows}, set(train_classes)
     if not classes & train:
+        count, names = number_of(len(train), "class"), some_names(sorted(train))
         raise DataError(
-            f"{root}: none of the {number_of(len(train), 'class')} of {_TRAIN_CLASSES} is here "
-            f"({some_names(sorted(train))}). Give the folder that has them, or remove it."
+            f"{root}: none of the {count} of {_TRAIN_CLASSES} is here ({names}). Give the folder that has them."
         )
     if classes <= train:
-        raise DataError(
-            f"{root}: every class is one of {_TRAIN_CLASSES}, so that none is left for testing. Add classes, or remove it."
-        )
+        raise DataError(f"{root}: every class is one of {_TRAIN_CLASSES}, so that none is left for testing.")
     if missing := sorted(train - classes):
         count = number_of(len(missing), "class of train_classes is/classes of train_classes are")
         warnings.warn(
