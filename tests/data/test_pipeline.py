@@ -472,16 +472,9 @@ def pixels(seed: int, height: int = 7, width: int = 5) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> ImageSet:
-    for number in range(4):
-        Image.fromarray(pixels(number)).save(tmp_path / f"{number}.png")
-    return ImageSet("files", [f"{n}.png" for n in range(4)], [0, 0, 1, 1], ["x", "y"], root=tmp_path)
-
-
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
-def test_damaged_entries_are_made_again(files: ImageSet, tmp_path: Path, damage: str) -> None:
-    cache = DiskCache(tmp_path / "cache", files, "")
+def test_damaged_entries_are_made_again(photos: ImageSet, tmp_path: Path, damage: str) -> None:
+    cache = DiskCache(tmp_path / "cache", photos, "")
     cache.put(0, pixels(0))
     entry = cache.path(0)
     content = bytearray(entry.read_bytes())
@@ -493,8 +486,8 @@ def test_damaged_entries_are_made_again(files: ImageSet, tmp_path: Path, damage:
     assert np.array_equal(cache.get(0), pixels(0))
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_a_run(files: ImageSet, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_does_not_stop_a_run(photos: ImageSet, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    cache = DiskCache(tmp_path / "cache", files, "")
+    cache = DiskCache(tmp_path / "cache", photos, "")
     cache.put(0, pixels(0))
     assert cache.get(0) is None

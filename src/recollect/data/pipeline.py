@@ -27,6 +27,7 @@ import zlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import repeat
 from multiprocessing.connection import Connection
 from operator import attrgetter
 from pathlib import Path
@@ -341,7 +342,7 @@ class Pipeline:
         images = np.array(indices, dtype=np.int64)
         if images.ndim != 1 or not images.size or not 0 <= images.min() <= images.max() < len(self.images):
             most = len(self.images) - 1
-            raise InputError(f"a batch must be a list of numbers of images, from 0 to {most}, but is {indices!r}.")
+            raise InputError(f"a batch must be a list of numbers of images, from 0 to {most}, but is {images}.")
         size = self.transform.size
         random = np.empty((len(images), 0))
         if self.transform.draws:
@@ -362,8 +363,7 @@ class Pipeline:
         indices, random = pending.indices[positions].tolist(), pending.random[positions]
         results: Iterable[Image.Image | Pixels | BadImage | None]
         if payload is None:
-            sources = iter([None] * len(indices)) if decoded is None else decoded
-            results = (self._pixels(*each, next(sources)) for each in zip(indices, random, strict=True))
+            results = map(self._pixels, indices, random, repeat(None) if decoded is None else decoded)
         else:
             if not hasattr(self._of_thread, "process"):
                 self._of_thread.process = _ReaderProcess(payload, self._shared_bytes(pending.row_bytes))

@@ -103,7 +103,22 @@ class ClassBalancedSampler:
         seed: int = 0,
         batches_per_epoch: int | None = None,
     ) -> None:
-        _check_settings(batch_size, samples_per_class, policy, small_classes, seed, batches_per_epoch)
+        check_choice("policy", policy, POLICIES)
+        check_choice("small_classes", small_classes, SMALL_CLASSES)
+        numbers = {
+            "batch_size": batch_size,
+            "samples_per_class": samples_per_class,
+            "batches_per_epoch": batches_per_epoch,
+        }
+        for name, number, least in (*((name, number, 1) for name, number in numbers.items()), ("seed", seed, 0)):
+            if number is not None and number < least:
+                raise ConfigError(f"{name} is {number}: it must be at least {least}.")
+        if batch_size % samples_per_class:
+            lower = batch_size // samples_per_class * samples_per_class
+            near = f"{lower} or {lower + samples_per_class}" if lower else str(samples_per_class)
+            raise ConfigError(
+                f"batch_size {batch_size} is not a multiple of samples_per_class {samples_per_class}: use {near}."
+            )
         self.labels = np.asarray(labels, dtype=np.int64)
         self.batch_size, self.samples_per_class = batch_size, samples_per_class
         self.policy, self.small_classes = policy, small_classes
@@ -255,20 +270,3 @@ class ClassBalancedSampler:
             "batches_per_epoch": self.batches_per_epoch,
             "labels": hashlib.sha256(self.labels.astype("<i8").tobytes()).hexdigest()[:16],
         }
-
-
-def _check_settings(
-    batch_size: int, samples_per_class: int, policy: str, small_classes: str, seed: int, batches_per_epoch: int | None
-) -> None:
-    check_choice("policy", policy, POLICIES)
-    check_choice("small_classes", small_classes, SMALL_CLASSES)
-    numbers = {"batch_size": batch_size, "samples_per_class": samples_per_class, "batches_per_epoch": batches_per_epoch}
-    for name, number, least in (*((name, number, 1) for name, number in numbers.items()), ("seed", seed, 0)):
-        if number is not None and number < least:
-            raise ConfigError(f"{name} is {number}: it must be at least {least}.")
-    if batch_size % samples_per_class:
-        lower = batch_size // samples_per_class * samples_per_class
-        near = f"{lower} or {lower + samples_per_class}" if lower else str(samples_per_class)
-        raise ConfigError(
-            f"batch_size {batch_size} is not a multiple of samples_per_class {samples_per_class}: use {near}."
-        )

@@ -97,17 +97,15 @@ class Report:
         lines = [f"{self.name}" + (f" in {self.root}" if self.root else "") + f", checked in {self.seconds:.1f} s"]
         for split in self.splits:
             lines += ["", *self._split_lines(split)]
-        same_class = [group for group in self.duplicates if group not in self.contradictions]
+        groups = {
+            "Identical files in both train and test": self.duplicates_across,
+            "Identical files in different classes": self.contradictions,
+            "Identical files": [group for group in self.duplicates if group not in self.contradictions],
+        }
         for title, noun, examples in (
             ("Missing", "file", self.missing),
             ("Unreadable", "file", [f"{name}: {reason}" for name, reason in self.unreadable.items()]),
-            (
-                "Identical files in both train and test",
-                "group",
-                [" = ".join(group) for group in self.duplicates_across],
-            ),
-            ("Identical files in different classes", "group", [" = ".join(group) for group in self.contradictions]),
-            ("Identical files", "group", [" = ".join(group) for group in same_class]),
+            *((title, "group", [" = ".join(group) for group in each]) for title, each in groups.items()),
         ):
             if examples:
                 lines += [
