@@ -135,15 +135,6 @@ def test_torch_kernel_equals_torchvision_on_tensors(interpolation: str, close: i
         assert difference.mean() < 0.4
 
 
-@given(st.integers(1, 120), st.integers(1, 120), st.sampled_from(["bilinear", "bicubic", "lanczos"]))
-def test_test_transform_equals_preprocessing(width: int, height: int, interpolation: str) -> None:
-    preprocessing = Preprocessing(24, 29, interpolation)
-    transform = transforms.test_transform(preprocessing)
-    image = picture(width, height)
-    assert transform.draws == 0
-    assert torch.equal(as_tensor(transform(image, np.empty(0))), preprocessing(image))
-
-
 def test_test_transform_of_a_model_for_instance_search_keeps_sizes() -> None:
     assert transforms.test_transform(Preprocessing(resize=None)) == LongerSide(None)
     bounded = Preprocessing(resize=None, max_side=64)

@@ -104,11 +104,7 @@ def read_image(source: ImageSource, *, at_least: int | None = None) -> Image.Ima
     if callable(source):
         source = source()
     if isinstance(source, np.ndarray):
-        if (
-            source.dtype != np.uint8
-            or source.ndim not in (2, 3)
-            or (source.ndim == 3 and source.shape[2] not in (3, 4))
-        ):
+        if source.dtype != np.uint8 or source.ndim < 2 or source.shape[2:] not in ((), (3,), (4,)):
             raise InputError(f"an image array must be H×W or H×W×3 of uint8, not {source.shape} of {source.dtype}.")
         if not source.size:
             raise ImageError(f"an image array of shape {source.shape} has no pixels.")
