@@ -236,7 +236,7 @@ def test_a_failing_worker_names_the_file_and_does_not_hang(photos: ImageSet) -> 
                 list(pipeline.stream([np.arange(40)] * 5))
 
 
-@pytest.mark.parametrize("options", [{"cache": "gpu"}, {"on_bad_image": "ignore"}, {"workers": -1}, {"seed": -1}])
+@pytest.mark.parametrize("options", [{"cache": "gpu"}, {"on_bad_image": "ignore"}, {"worker_type": "fibres"}])
 def test_impossible_settings_are_refused(photos: ImageSet, options: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         Pipeline(photos, TRAIN, **options)

@@ -16,7 +16,7 @@ from recollect.common.images import Preprocessing
 from recollect.common.machine import fix_torchvision
 from recollect.data import transforms
 from recollect.data.image_set import ImageSet
-from recollect.data.transforms import GlyphAffine, LongerSide, RandomResizedCrop, occurrences, uniforms
+from recollect.data.transforms import LongerSide, RandomResizedCrop, occurrences, uniforms
 
 fix_torchvision()
 from torchvision.transforms import v2  # noqa: E402
@@ -190,7 +190,6 @@ def test_a_transform_that_normalizes_is_refused() -> None:
         (lambda: RandomResizedCrop(32, kernel="cv2"), "torch, pil"),
         (lambda: RandomResizedCrop(32, interpolation="lanczos"), "set kernel to 'pil'"),
         (lambda: RandomResizedCrop(32, scale=(0.5, 0.1)), "the smaller first"),
-        (lambda: GlyphAffine(32, scale=(0.0, 1.0)), "the smaller first"),
     ],
 )
 def test_impossible_settings_are_refused(make, message: str) -> None:

@@ -73,8 +73,6 @@ def set_max_pixels(limit: int | None) -> None:
     Used by the command line's ``--max-pixels`` and the setting ``data.max_pixels``.
     """
     global _max_pixels
-    if limit is not None and limit < 1:
-        raise ConfigError(f"max_pixels is {limit}: it must be at least 1.")
     _max_pixels = MAX_PIXELS if limit is None else limit
     # PIL refuses twice this number by itself, whatever is allowed here.
     Image.MAX_IMAGE_PIXELS = max(_PIL_PIXELS, _max_pixels)

@@ -256,15 +256,12 @@ def remark_on_siblings(folders: Collection[Path]) -> str | None:
     None if that would not make at least two classes of them, e.g. because they are splits.
     """
     places = {Path(os.path.abspath(folder)) for folder in folders}  # noqa: PTH100 (a link keeps its name: the class)
-    above = set.intersection(*(set(place.parents) for place in places)) if places else set()
-    parent = max(above, key=lambda folder: len(folder.parts), default=None)
-    if parent is None:
-        return None
-    names = sorted({place.relative_to(parent).parts[0] for place in places})
     try:
+        parent = Path(os.path.commonpath([place.parent for place in places]))
+        names = sorted({place.relative_to(parent).parts[0] for place in places})
         if len(names) < 2 or find_parts(parent):
             return None
-    except DataError:  # it could not be given
+    except (DataError, ValueError):  # it could not be given, or there is none
         return None
     whole_disk = parent == Path(parent.anchor)
     remedy = (
@@ -342,21 +339,18 @@ def list_images(inputs: Sequence[Path | str], *, on_bad_image: str = "error") ->
     sources = [Path(item) for item in inputs]
     root = sources[0].resolve() if len(sources) == 1 and sources[0].is_dir() else None
     sources = sources if root is None else [root]
-    skipped_of: dict[str, list[SkippedFile]] = {}
+    unused: dict[str, str] = {}  # a file that several inputs contain counts once
     images: dict[str, tuple[Path, str]] = {}  # each image once, at its first place, with the first class it has
     repeated = 0
     for path in sources:
-        of_input = skipped_of[os.path.abspath(path)] = []  # noqa: PTH100 (a link keeps its name)
+        of_input: list[SkippedFile] = []
         for file, label in _images_of(path, on_bad_image, of_input):
-            place = os.path.abspath(file)  # noqa: PTH100
+            place = os.path.abspath(file)  # noqa: PTH100 (a link keeps its name)
             repeated += place in images
             first, earlier = images.get(place, (file, ""))
             images[place] = first, earlier or label
-    skipped: Counter[str] = Counter()
-    for folder, of_input in skipped_of.items():
-        # The files of a folder inside another one that was given are counted there.
-        if not any(str(above) in skipped_of for above in Path(folder).parents):
-            skipped.update(each.reason for each in of_input)
+        unused |= {os.path.abspath(path / name): reason for name, reason in of_input}  # noqa: PTH100
+    skipped = Counter(unused.values())
     if not images:
         reason = f" ({counted(skipped)} left out)" if skipped else ""
         raise DataError(f"there are no images to embed{reason}: give folders, image files or a .txt list of them.")

@@ -377,11 +377,11 @@ def class_folds(images: ImageSet, folds: int, seed: int | None = 0) -> list[tupl
         folds: k, at least 2 and at most the number of classes; their sizes in classes differ by at most one.
         seed: chooses the folds; None keeps the order of classes, in k consecutive runs.
     """
-    if folds < 2:
-        raise InputError(f"folds must be at least 2, not {folds}.")
     classes = np.unique(images.labels)
-    if len(classes) < folds:
-        raise InputError(f"{images.name}: {len(classes)} classes are too few for {folds} folds.")
+    if not 2 <= folds <= len(classes):
+        raise InputError(
+            f"{images.name}: folds must be at least 2 and at most its {len(classes)} classes, not {folds}."
+        )
     if seed is not None:
         classes = np.random.default_rng(seed).permutation(classes)
     pairs = []

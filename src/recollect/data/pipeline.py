@@ -120,9 +120,6 @@ class Pipeline:
         worker_type: str = "auto",
         cache_size: int | None = None,
     ) -> None:
-        for name, value in (("workers", workers), ("prefetch_bytes", prefetch_bytes), ("seed", seed)):
-            if value is not None and value < 0:
-                raise ConfigError(f"{name} is {value}: it must be 0 or more.")
         check_choice("cache", cache, CACHES)
         check_choice("on_bad_image", on_bad_image, ON_BAD_IMAGE)
         check_choice("worker_type", worker_type, WORKER_TYPES)
@@ -219,8 +216,6 @@ class Pipeline:
             batch_size: images per batch.
             pixels: at most this many per batch, if images keep their own sizes: fewer of larger ones.
         """
-        if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}: it must be at least 1.")
         count, whole = len(self.images), self.transform.size is None
         step, memory = batch_size, 2**29 if self.prefetch_bytes is None else self.prefetch_bytes
         if whole and count:

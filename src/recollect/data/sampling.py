@@ -144,8 +144,6 @@ class ClassBalancedSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch. A position loaded by ``load_state_dict`` is kept if it belongs to this epoch."""
-        if epoch < 0:
-            raise InputError(f"epoch {epoch} is negative: epochs count from 0.")
         if epoch != self._epoch:
             self._epoch, self._position, self._resume_at = epoch, 0, 0
 

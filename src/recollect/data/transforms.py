@@ -166,10 +166,7 @@ class RandomResizedCrop(Transform):
             if not 0 < low <= high:
                 raise ConfigError(f"{name} {(low, high)} must be two numbers above 0, the smaller first.")
 
-    @property
-    def draws(self) -> int:
-        """Two per attempt, two for the position, one for the flip."""
-        return 2 * _ATTEMPTS + 3
+    draws = 2 * _ATTEMPTS + 3  # two per attempt, two for the position, one for the flip
 
     def box(self, width: int, height: int, random: Uniforms) -> tuple[int, int, int, int]:
         """Left, top, right and bottom of the crop."""
@@ -280,10 +277,6 @@ class GlyphAffine(Transform):
     interpolation: str = "bilinear"
 
     draws = 5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.scale[0] <= self.scale[1]:
-            raise ConfigError(f"scale {self.scale} must be two numbers above 0, the smaller first.")
 
     def parameters(self, width: int, height: int, random: Uniforms) -> tuple[float, float, float, float, float]:
         """Angle in degrees, shift right and down in pixels, scale, shear in degrees."""

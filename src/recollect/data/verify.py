@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from recollect.common.console import ProgressLine
-from recollect.common.errors import DataWarning, ImageError, InputError
+from recollect.common.errors import DataWarning, ImageError
 from recollect.common.pixels import resized_size
 from recollect.common.text import number_of
 from recollect.data.image_set import ImageSet
@@ -164,8 +164,6 @@ def verify_data(
         >>> verify("folder", "photos").ok
         True
     """
-    if samples_per_class < 1:
-        raise InputError(f"samples_per_class must be at least 1, not {samples_per_class}.")
     start, source = time.monotonic(), find_source(name)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
