@@ -132,30 +132,24 @@ def find_parts(root: Path, *, instead: str = _IN_A_TABLE) -> dict[str, str]:
         DataError: it is ambiguous, e.g. two folders for one split.
     """
     folders = _folders(root)
+    named = [folder for folder in folders if folder.lower() in SPLIT_OF]
     by_split: dict[str, list[str]] = {}
-    for folder in folders:
-        if folder.lower() in SPLIT_OF:
-            by_split.setdefault(SPLIT_OF[folder.lower()], []).append(folder)
-    if not by_split:
-        return {}
-    for part, named in by_split.items():
-        if len(named) > 1 and len(by_split) > 1:
-            raise DataError(
-                f"{root}: {' and '.join(map(repr, named))} would both be the split {part!r}. Merge or rename them, or "
-                f"{instead}."
-            )
-    first = {part: named[0] for part, named in by_split.items()}
+    for folder in named:
+        by_split.setdefault(SPLIT_OF[folder.lower()], []).append(folder)
+    for part, same in by_split.items():
+        if len(same) > 1 and len(by_split) > 1:
+            both = " and ".join(map(repr, same))
+            raise DataError(f"{root}: {both} would both be the split {part!r}. Merge or rename them, or {instead}.")
+    first = {part: same[0] for part, same in by_split.items()}
     if len(by_split) > 1 and "train" in by_split:
         return first
-    if "train" in by_split and folders == [first["train"]] and _holds_classes(root / first["train"]):
-        return first
     # A split without a training split next to it: treating it as a class would be silently wrong.
-    split_folders = [folder for named in by_split.values() for folder in named if _holds_classes(root / folder)]
-    if split_folders and set(folders) <= {folder for named in by_split.values() for folder in named}:
+    splits = [folder for folder in named if _holds_classes(root / folder)]
+    if splits and named == folders:
         return first
-    if split_folders:
+    if splits:
         raise DataError(
-            f"{root}: is {split_folders[0]!r} a class or a split? It has the name of a split and contains folders, but "
+            f"{root}: is {splits[0]!r} a class or a split? It has the name of a split and contains folders, but "
             f"{'there is no train folder' if 'train' not in by_split else 'there are other folders'} next to it. Rename it, or "
             f"{instead}."
         )
@@ -202,12 +196,9 @@ class InnerClasses:
                 f"{self.root}: its only folder, {tops}, contains folders ({inner}) and no images. Give {self.place}; if "
                 f"{tops} is one class, {confirm}."
             )
-        choice, remedy = (
-            "the classes, or the folders inside",
-            f"For the folders inside, give e.g. {self.root / self.tops[0]}",
-        )
-        if self.splits:
-            choice, remedy = "classes or splits", "Rename splits to train, test and val"
+        choice = "classes or splits" if self.splits else "the classes, or the folders inside"
+        remedy = f"For the folders inside, give e.g. {self.root / self.tops[0]}"
+        remedy = "Rename splits to train, test and val" if self.splits else remedy
         return (
             f"{self.root}: are {tops} {choice}? They contain folders ({inner}) and no images. {remedy}, or {_IN_A_TABLE}. If "
             f"{tops} are the classes, {confirm}."
