@@ -35,9 +35,8 @@ class AveragePrecisionLoss(RankLoss):
     """
 
     def __init__(self, *, step: Step, count_query: bool = False, **options: Any) -> None:
-        super().__init__(
-            step=step, query="positive" if check_flag("count_query", count_query) else "excluded", **options
-        )
+        query: Literal["positive", "excluded"] = "positive" if check_flag("count_query", count_query) else "excluded"
+        super().__init__(step=step, query=query, **options)
 
     def query_loss(self, ranks: Ranks) -> Tensor:
         """``1 − AP``, T."""

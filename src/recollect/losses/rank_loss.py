@@ -41,13 +41,10 @@ class Calibration(Term):
 
     def start(self, run: TileRun) -> TileFunction:
         """Count the pairs first: the gradient of each mean depends on the number of pairs."""
-        if self.violating:
-            positives = negatives = 0
-            for similarities, tile in run.tiles():
-                short, excess, _ = self._hinges(similarities, tile)
-                positives, negatives = positives + int((short > 0).sum()), negatives + int((excess > 0).sum())
-        else:
-            positives, negatives = run.layout.num_pairs
+        positives, negatives = (0, 0) if self.violating else run.layout.num_pairs
+        for similarities, tile in run.tiles() if self.violating else ():
+            short, excess, _ = self._hinges(similarities, tile)
+            positives, negatives = positives + int((short > 0).sum()), negatives + int((excess > 0).sum())
         positives, negatives = max(1, positives), max(1, negatives)
 
         def of_tile(similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
