@@ -349,12 +349,11 @@ def list_images(inputs: Sequence[Path | str], *, on_bad_image: str = "error") ->
         skipped[REPEATED] = repeated
     paths, labels = [path for path, _ in images.values()], [label for _, label in images.values()]
     names = [(path if root is None else path.relative_to(root)).as_posix() for path in paths]
-    if any(labels):
-        return Listed(paths, names, labels, root, dict(skipped))
     direct = {path.parent for path in paths}
-    if (remark := remark_on_siblings([path for path in sources if path in direct])) is not None:
+    remark = None if any(labels) else remark_on_siblings([path for path in sources if path in direct])
+    if remark is not None:
         warnings.warn(remark, DataWarning, stacklevel=2)
-    return Listed(paths, names, None, root, dict(skipped))
+    return Listed(paths, names, labels if any(labels) else None, root, dict(skipped))
 
 
 def _images_of(path: Path, on_bad_image: str, skipped: list[SkippedFile]) -> Iterator[tuple[Path, str]]:

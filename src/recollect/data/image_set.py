@@ -73,22 +73,21 @@ class ImageSet:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))
         count = len(self.names)
         if (self.root is None) + (self.arrays is None) + (self.items is None) != 2:
             raise InputError(f"{self.name}: give exactly one of root, arrays and items.")
-        if self.coarse_labels is not None:
-            object.__setattr__(self, "coarse_labels", np.asarray(self.coarse_labels, dtype=np.int64))
         for what in ("labels", "arrays", "boxes", "coarse_labels", "items"):
             value = getattr(self, what)
             if value is not None and len(value) != count:
                 raise InputError(f"{self.name}: {count} names but {len(value)} {what}.")
-        if count and not 0 <= self.labels.min() <= self.labels.max() < len(self.class_names):
-            raise InputError(f"{self.name}: labels must be numbers from 0 to {len(self.class_names) - 1}.")
-        if (coarse := self.coarse_labels) is not None:
-            if count and not 0 <= coarse.min() <= coarse.max() < len(self.coarse_names):
-                raise InputError(f"{self.name}: coarse labels must be numbers from 0 to {len(self.coarse_names) - 1}.")
-            classes = np.unique(np.stack([self.labels, coarse]), axis=1)[0]
+        for what, names in (("labels", self.class_names), ("coarse_labels", self.coarse_names)):
+            if getattr(self, what) is not None:
+                numbers = np.asarray(getattr(self, what), dtype=np.int64)
+                object.__setattr__(self, what, numbers)
+                if count and not 0 <= numbers.min() <= numbers.max() < len(names):
+                    raise InputError(f"{self.name}: {what} must be numbers from 0 to {len(names) - 1}.")
+        if self.coarse_labels is not None:
+            classes = np.unique(np.stack([self.labels, self.coarse_labels]), axis=1)[0]
             if len(twice := classes[1:][classes[1:] == classes[:-1]]):
                 name = self.class_names[twice[0]]
                 raise InputError(f"{self.name}: images of the class {name!r} are in more than one coarser class.")

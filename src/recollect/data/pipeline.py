@@ -541,8 +541,10 @@ class _ReaderProcess:
         for result in results:
             if isinstance(result, RecollectError):
                 raise result
-            start, shape = result if isinstance(result, tuple) else (0, None)
-            yield result if shape is None else memory[start : start + int(np.prod(shape))].reshape(shape)
+            if isinstance(result, tuple):
+                start, shape = result
+                result = memory[start : start + int(np.prod(shape))].reshape(shape)
+            yield result
 
     def close(self) -> None:
         """End the process."""
@@ -569,21 +571,16 @@ def _serve(payload: bytes, files: list[Path], memory: torch.Tensor, connection: 
         while True:
             used, results = 0, list[object]()
             for index, random in zip(*connection.recv(), strict=True):
+                result: object
                 try:
                     read = reader._pixels(index, random)
+                    result = reader._bad[index] if read is None else np.asarray(read)
                 except RecollectError as error:
-                    results.append(error)
-                    continue
-                if read is None:
-                    results.append(reader._bad[index])
-                    continue
-                pixels = np.asarray(read)
-                if used + pixels.nbytes > len(block):
-                    results.append(pixels)
-                    continue
-                block[used : used + pixels.nbytes] = pixels.reshape(-1)
-                results.append((used, pixels.shape))
-                used += pixels.nbytes
+                    result = error
+                if isinstance(result, np.ndarray) and used + result.nbytes <= len(block):
+                    block[used : used + result.nbytes] = result.reshape(-1)
+                    used, result = used + result.nbytes, (used, result.shape)
+                results.append(result)
             connection.send(results)
 
 
