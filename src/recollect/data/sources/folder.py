@@ -108,22 +108,19 @@ def read(
     skipped = Counter([each.reason for each in unused])
     parts = [] if pooled else sorted({part for _, _, part in rows} - {""})
     facts: dict[str, Any] = {"left_out": dict(skipped)}
-    part = ""
+    part, choices = part_to_use(split, parts), parts or ["train", "test"]
+    if part not in (*choices, "all"):
+        raise DataError(f"{root}: there is no split {split!r}; the splits are {', '.join(map(repr, choices))}.")
     if split == "all":
         rows_of_split = rows
     elif parts:
         if split_seed is not None:
             raise ConfigError(f"{root} says itself what is for testing: remove split_seed, or also give test_share.")
-        part = part_to_use(split, parts)
         if part != split:
             sentence = f"{root}: there is no test part, so the part {part!r} is used for testing."
             warnings.warn(sentence, DataWarning, stacklevel=3)
         rows_of_split = [row for row in rows if row[2] == part]
-        if not rows_of_split:
-            raise DataError(f"{root}: there is no split {split!r}; the splits are {', '.join(map(repr, parts))}.")
     else:
-        if split not in ("train", "test"):
-            raise DataError(f"{root}: there is no split {split!r}; the splits are 'train', 'test' and 'all'.")
         if train_classes is None:
             test_share, split_seed = test_share or 0.5, split_seed or 0
             testing = _test_classes(rows, root, class_split, test_share, split_seed)
@@ -138,7 +135,7 @@ def read(
     if unreadable:
         remedies = "".join([f". {remedy}" for reason, remedy in _REMEDIES.items() if reason in unreadable])
         # Each part has counts of its own. Named, they stay two remarks if the numbers are the same.
-        place = f"{root}, part {part!r}" if part else f"{root}"
+        place = f"{root}, part {part!r}" if parts and split != "all" else f"{root}"
         warnings.warn(f"{place}: left out {counted(unreadable)}{remedies}.", DataWarning, stacklevel=3)
     return make_set(SOURCE, root, split, names, classes, facts=facts)
 
