@@ -317,8 +317,14 @@ def list_installed(kind: str) -> list[dict[str, str]]:
 
 def options_of(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The arguments that ``maker`` (a class or a function) can be given by name."""
-    parameters = inspect.signature(maker).parameters
-    return {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {name: p for name, p in _parameters(maker).items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(maker).parameters
+    except ValueError:  # some built-in functions have no signature
+        return {}
 
 
 def check_options(
@@ -338,8 +344,7 @@ def check_options(
     Raises:
         ConfigError: the message lists the existing options.
     """
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(maker).parameters.values())
-    catch_all = parameters is None and takes_any
+    catch_all = parameters is None and any(p.kind is p.VAR_KEYWORD for p in _parameters(maker).values())
     parameters = options_of(maker) if parameters is None else parameters
     names = ", ".join(parameters) or "none"
     for option in options:
