@@ -73,7 +73,7 @@ def measure(name: str, work: Callable[[], object], device: torch.device) -> dict
     row = {"name": name, "kernels": calls.kernels, "synchronisations": synchronisations, "bytes": calls.bytes}
     if gpu:
         row["peak_bytes"] = torch.cuda.max_memory_allocated(device)
-    return {**row, "seconds": seconds_of(work, torch.cuda.synchronize if gpu else None)}
+    return {**row, "seconds": seconds_of((lambda: (work(), torch.cuda.synchronize())) if gpu else work)}
 
 
 def embeddings_of(images: int, dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,13 +19,7 @@ from PIL import Image, ImageFile
 
 from recollect.common import images, pixels
 from recollect.common.errors import ConfigError, ImageError, InputError
-from recollect.common.images import (
-    INTERPOLATIONS,
-    Preprocessing,
-    image_size,
-    read_image,
-    set_max_pixels,
-)
+from recollect.common.images import INTERPOLATIONS, Preprocessing, image_size, read_image, set_max_pixels
 from recollect.common.machine import fix_torchvision
 
 
@@ -144,20 +138,18 @@ def test_formats_with_fragile_decoders_are_not_tried(tmp_path: Path) -> None:
         read_image(tmp_path / "a.eps")
 
 
-def png_bomb(side: int) -> bytes:
-    """A PNG of a few kilobytes that says it is ``side`` × ``side``."""
+def png_bomb(width: int, height: int) -> bytes:
+    """A PNG of a few kilobytes that announces a size and holds a megabyte of nothing."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
-    )
+    header, content = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), zlib.compress(bytes(10**6), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND", b"")
 
 
 def test_bombs_are_refused_before_they_are_decoded(tmp_path: Path) -> None:
-    (tmp_path / "bomb.png").write_bytes(png_bomb(10_001))
+    (tmp_path / "bomb.png").write_bytes(png_bomb(10_001, 10_001))
     with pytest.raises(ImageError, match=r"bomb\.png"):
         read_image(tmp_path / "bomb.png")
 

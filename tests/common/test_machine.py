@@ -15,11 +15,7 @@ import torch
 import recollect
 from recollect.common import machine
 from recollect.common.errors import ConfigError
-from recollect.common.machine import (
-    available_bytes,
-    total_memory,
-    usable_device,
-)
+from recollect.common.machine import available_bytes, total_memory, usable_device
 
 MB = 2**20
 

@@ -58,17 +58,7 @@ def test_text_names_the_line_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"\xff\xfe\x00",
-        b"[" * 100_000,
-        b'{"a": nul}',
-        b"[1]",
-        b"null",
-        b"{} {}",
-    ],
+    "content", [b"", b"{", b"\xff\xfe\x00", b"[" * 100_000, b'{"a": nul}', b"[1]", b"null", b"{} {}"]
 )
 def test_damaged_json_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.json").write_bytes(content)

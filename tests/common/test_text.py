@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from recollect.common.errors import ConfigError
-from recollect.common.text import (
-    check_flag,
-    check_number,
-    check_whole,
-    in_decimals,
-    in_words,
-    some_names,
-)
+from recollect.common.text import check_flag, check_number, check_whole, in_decimals, in_words, some_names
 
 
 @pytest.mark.parametrize(

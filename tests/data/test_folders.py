@@ -80,18 +80,18 @@ def test_csv_with_and_without_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("file,label\na.png,x\n", "no column 'path'.*names the columns 'file', 'label'"),
+        ("file,label\na.png,x\n", "no column 'path'.*names 'file', 'label'"),
         ("path,label\na.png,\n", "line 2: 'label' is empty"),
         ("path,label\na.png,x\na.png,y\n", "line 3: 'a.png' is already listed in line 2"),
         ("path,label,split\na.png,x,train\nb.png,x,\n", "line 3: fill 'split' in every row or in none"),
         ("path,label\na.png,x\ngone.png,y\n", r"1 of 2 images .* e.g. gone.png.*on_bad_image='skip'"),
-        ("", "an empty file. Its first line must name the columns path,label"),
+        ("", "first line names nothing. Expected: path,label"),
         ("path,label\n./a.png,x\na.png,y\n", "line 3: 'a.png' is already listed in line 2"),
         (
             "path,label\na.png,x\n\nb.png,x, red\n",
             "line 4: 3 values for 2 columns.*contains ',' between quotation marks",
         ),
-        ("path,label,Label\na.png,x,y\n", "names the column 'label' twice"),
+        ("path,label,Label\na.png,x,y\n", "column 'label', or more than one"),
         ('path,label\na.png,x\nb.png,"y\nc.png,"z\n', "line 3: the value of 'label' has several lines"),
     ],
 )
@@ -298,7 +298,7 @@ def test_groups_of_classes_are_asked_about(tmp_path: Path) -> None:
         load("folder", tmp_path)
     assert list(load("folder", tmp_path / "fruit", "all").class_names) == ["kiwi", "lime"]
     assert list(load("folder", tmp_path, "all", nested=True).class_names) == ["fruit", "veg"]
-    with pytest.raises(ConfigError, match="nested is 'yes': it must be true or false"):
+    with pytest.raises(ConfigError, match="nested must be True or False"):
         load("folder", tmp_path, nested="yes")
     with pytest.warns(DataWarning, match=r"labelled 'fruit' and 'veg'.*/fruit .*/veg\."):
         assert set(list_images([tmp_path]).labels or []) == {"fruit", "veg"}

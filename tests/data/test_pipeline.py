@@ -236,7 +236,7 @@ def test_a_failing_worker_names_the_file_and_does_not_hang(photos: ImageSet) -> 
                 list(pipeline.stream([np.arange(40)] * 5))
 
 
-@pytest.mark.parametrize("options", [{"cache": "gpu"}, {"on_bad_image": "ignore"}, {"workers": -1}, {"seed": -1}])
+@pytest.mark.parametrize("options", [{"cache": "gpu"}, {"on_bad_image": "ignore"}, {"worker_type": "fibres"}])
 def test_impossible_settings_are_refused(photos: ImageSet, options: dict) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         Pipeline(photos, TRAIN, **options)
@@ -472,16 +472,9 @@ def pixels(seed: int, height: int = 7, width: int = 5) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> ImageSet:
-    for number in range(4):
-        Image.fromarray(pixels(number)).save(tmp_path / f"{number}.png")
-    return ImageSet("files", [f"{n}.png" for n in range(4)], [0, 0, 1, 1], ["x", "y"], root=tmp_path)
-
-
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
-def test_damaged_entries_are_made_again(files: ImageSet, tmp_path: Path, damage: str) -> None:
-    cache = DiskCache(tmp_path / "cache", files, "")
+def test_damaged_entries_are_made_again(photos: ImageSet, tmp_path: Path, damage: str) -> None:
+    cache = DiskCache(tmp_path / "cache", photos, "")
     cache.put(0, pixels(0))
     entry = cache.path(0)
     content = bytearray(entry.read_bytes())
@@ -493,8 +486,8 @@ def test_damaged_entries_are_made_again(files: ImageSet, tmp_path: Path, damage:
     assert np.array_equal(cache.get(0), pixels(0))
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_a_run(files: ImageSet, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_does_not_stop_a_run(photos: ImageSet, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    cache = DiskCache(tmp_path / "cache", files, "")
+    cache = DiskCache(tmp_path / "cache", photos, "")
     cache.put(0, pixels(0))
     assert cache.get(0) is None

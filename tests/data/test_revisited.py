@@ -14,6 +14,11 @@ from recollect.common.errors import ConfigError, DataError, DataWarning, SplitNo
 from recollect.data import load, load_distractors, load_revisited, load_sfm_pairs, only_splits
 from recollect.data.sources.revisited import read_plain_pickle
 
+LAUGHS: list[Any] = [0]
+for _ in range(60):
+    LAUGHS = [LAUGHS, LAUGHS]
+LAUGHS.append(LAUGHS)
+"""A small value that would take forever to print; and it holds itself."""
 TRUTH = [
     {"bbx": [1.0, 2.0, 5.0, 7.0], "easy": [0, 2], "hard": [], "junk": [1]},
     {"bbx": [0.0, 0.0, 4.0, 4.0], "easy": [], "hard": [1], "junk": []},
@@ -55,24 +60,34 @@ def test_missing_images(tmp_path: Path) -> None:
         load_revisited("rparis6k", tmp_path)
     with pytest.raises(DataError, match="there is no folder"):
         load_revisited("rparis6k", tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="no benchmark 'oxford5k'"):
+    with pytest.raises(ConfigError, match="benchmark 'oxford5k' is unknown"):
         load_revisited("oxford5k", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("truth", "message"),
     [
-        (TRUTH[:1], "a list of 2 dicts"),
-        ([{**TRUTH[0], "easy": [3]}, TRUTH[1]], "easy must be a list of indices from 0 to 2"),
-        ([{**TRUTH[0], "junk": [-1]}, TRUTH[1]], "junk must be a list of indices"),
-        ([{**TRUTH[0], "bbx": [1, 2]}, TRUTH[1]], "a box 'bbx' of four numbers"),
-        ([{"bbx": [1, 2, 3, 4], "easy": [], "hard": []}, TRUTH[1]], "no list 'junk'"),
+        (TRUTH[:1], r"shape \(2,4\)"),
+        ([{**TRUTH[0], "easy": [3]}, TRUTH[1]], r"from 0 to 2, not \[3\]"),
+        ([{**TRUTH[0], "junk": [-1]}, TRUTH[1]], r"from 0 to 2, not \[-1\]"),
+        ([{**TRUTH[0], "bbx": [1, 2]}, TRUTH[1]], "inhomogeneous"),
+        ([{**TRUTH[0], "bbx": [LAUGHS]}, TRUTH[1]], "TypeError"),
+        ([{"bbx": [1, 2, 3, 4], "easy": [], "hard": []}, TRUTH[1]], "KeyError: 'junk'"),
+        ("gnd", "TypeError"),
     ],
 )
 def test_wrong_ground_truth_is_refused(tmp_path: Path, truth: Any, message: str) -> None:
     make_oxford(tmp_path, truth)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=rf"gnd_roxford5k\.pkl: .*{message}"):
         load_revisited("roxford5k", tmp_path)
+
+
+def test_lists_of_lists_instead_of_names_are_refused_at_once(tmp_path: Path) -> None:
+    dump(tmp_path / "rparis6k" / "gnd_rparis6k.pkl", {"imlist": [LAUGHS], "qimlist": [], "gnd": []})
+    dump(tmp_path / "retrieval-SfM-120k" / "retrieval-SfM-120k-whiten.pkl", {**PART, "cids": [LAUGHS]})
+    for load_part in (lambda: load_revisited("rparis6k", tmp_path), lambda: load_sfm_pairs(tmp_path)):
+        with pytest.raises(DataError, match="not the lists that are expected"):
+            load_part()
 
 
 def test_distractors(tmp_path: Path) -> None:
@@ -185,11 +200,7 @@ def test_a_hostile_pickle_leaves_nothing_behind(tmp_path: Path) -> None:
             read_plain_pickle(tmp_path / "x.pkl")
         (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + call)
         assert read_plain_pickle(tmp_path / "x.pkl") == b"a"
-    laughs: list[Any] = [0]
-    for _ in range(60):
-        laughs = [laughs, laughs]
-    laughs.append(laughs)
-    (tmp_path / "x.pkl").write_bytes(pickle.dumps(laughs))
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(LAUGHS))
     found = read_plain_pickle(tmp_path / "x.pkl")
     assert found[2] is found
     assert found[0] is found[1]

@@ -155,8 +155,7 @@ def test_state_of_another_run_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "golden"),
-    [("paper", [[19, 1, 8, 2], [7, 13, 11, 17]]), ("epoch", [[5, 11, 15, 3], [19, 1, 8, 2]])],
+    ("policy", "golden"), [("paper", [[19, 1, 8, 2], [7, 13, 11, 17]]), ("epoch", [[5, 11, 15, 3], [19, 1, 8, 2]])]
 )
 def test_batches_of_a_seed_never_change(policy: str, golden: list[list[int]]) -> None:
     """Pinned: another order of draws would change the batches of every saved run."""

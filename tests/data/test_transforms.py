@@ -16,13 +16,7 @@ from recollect.common.images import Preprocessing
 from recollect.common.machine import fix_torchvision
 from recollect.data import transforms
 from recollect.data.image_set import ImageSet
-from recollect.data.transforms import (
-    GlyphAffine,
-    LongerSide,
-    RandomResizedCrop,
-    occurrences,
-    uniforms,
-)
+from recollect.data.transforms import LongerSide, RandomResizedCrop, occurrences, uniforms
 
 fix_torchvision()
 from torchvision.transforms import v2  # noqa: E402
@@ -141,15 +135,6 @@ def test_torch_kernel_equals_torchvision_on_tensors(interpolation: str, close: i
         assert difference.mean() < 0.4
 
 
-@given(st.integers(1, 120), st.integers(1, 120), st.sampled_from(["bilinear", "bicubic", "lanczos"]))
-def test_test_transform_equals_preprocessing(width: int, height: int, interpolation: str) -> None:
-    preprocessing = Preprocessing(24, 29, interpolation)
-    transform = transforms.test_transform(preprocessing)
-    image = picture(width, height)
-    assert transform.draws == 0
-    assert torch.equal(as_tensor(transform(image, np.empty(0))), preprocessing(image))
-
-
 def test_test_transform_of_a_model_for_instance_search_keeps_sizes() -> None:
     assert transforms.test_transform(Preprocessing(resize=None)) == LongerSide(None)
     bounded = Preprocessing(resize=None, max_side=64)
@@ -205,7 +190,6 @@ def test_a_transform_that_normalizes_is_refused() -> None:
         (lambda: RandomResizedCrop(32, kernel="cv2"), "torch, pil"),
         (lambda: RandomResizedCrop(32, interpolation="lanczos"), "set kernel to 'pil'"),
         (lambda: RandomResizedCrop(32, scale=(0.5, 0.1)), "the smaller first"),
-        (lambda: GlyphAffine(32, scale=(0.0, 1.0)), "the smaller first"),
     ],
 )
 def test_impossible_settings_are_refused(make, message: str) -> None:

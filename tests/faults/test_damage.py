@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import shutil
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from common.test_images import encoded, png_bomb
 from faults.conftest import World, weights
 from faults.trials import Ended, run
 
@@ -139,30 +138,13 @@ def test_a_run_folder_of_a_stranger_runs_no_code(world: World, tmp_path: Path) -
             assert run(arguments, tmp_path).defect is None
 
 
-def _png(width: int, height: int) -> bytes:
-    """A PNG that announces a size and holds a megabyte of nothing."""
-    parts = [b"\x89PNG\r\n\x1a\n"]
-    for name, content in (
-        (b"IHDR", width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\x00\x00\x00"),
-        (b"IDAT", zlib.compress(bytes(10**6), 9)),
-        (b"IEND", b""),
-    ):
-        parts += [len(content).to_bytes(4, "big"), name, content, zlib.crc32(name + content).to_bytes(4, "big")]
-    return b"".join(parts)
-
-
-def _thin(width: int) -> bytes:
-    content = io.BytesIO()
-    Image.new("RGB", (width, 1)).save(content, "PNG")
-    return content.getvalue()
-
-
 def test_hostile_images_are_named_and_can_be_skipped(world: World, tmp_path: Path) -> None:
     """Bombs, half files and names for a terminal, with a gigabyte of memory."""
     whole = world.image.read_bytes()
     hostile = {
-        "bomb.png": _png(60_000, 60_000), "long.png": _png(2**31 - 1, 1), "nothing.png": _png(0, 0),
-        "thin.png": _thin(600_000), "half.png": whole[: len(whole) // 2], "empty.png": b"", "text.png": b"x" * 99,
+        "bomb.png": png_bomb(60_000, 60_000), "long.png": png_bomb(2**31 - 1, 1), "nothing.png": png_bomb(0, 0),
+        "thin.png": encoded(Image.new("RGB", (600_000, 1))), "half.png": whole[: len(whole) // 2], "empty.png": b"",
+        "text.png": b"x" * 99,
         "page.png": b"<svg xmlns='http://www.w3.org/2000/svg'/>", "\x1b[31mred\n.png": b"x", "-rf.png": b"x",
         "<script>.png": b"x",
     }  # fmt: skip

@@ -83,10 +83,6 @@ class Running:
         os.read(ready, 1)  # signals sent before the command has begun would hit this machinery
         os.close(ready)
 
-    def send(self, number: int) -> None:
-        """Send a signal to the command's own process."""
-        os.kill(self.pid, number)
-
     def over(self) -> bool:
         """Whether it has ended; its code is still to be had from ``wait``."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -98,8 +94,8 @@ class Running:
         os.killpg(self.pid, signal.SIGKILL)
         self.wait()
 
-    def wait(self, patience: float = 30.0) -> Ended:
-        """Its end, which is brought about after ``LIMIT`` seconds. Its children have ``patience`` more seconds."""
+    def wait(self) -> Ended:
+        """Its end, which is brought about after ``LIMIT`` seconds. Its children have 30 more seconds."""
         code: int | None = None
         while code is None:
             result, status = os.waitpid(self.pid, os.WNOHANG)
@@ -111,11 +107,9 @@ class Running:
                 break
             else:
                 time.sleep(0.005)
-        orphans = self._orphans()
-        end = time.monotonic() + patience
-        while orphans and time.monotonic() < end:
+        end = time.monotonic() + 30
+        while (orphans := self._orphans()) and time.monotonic() < end:
             time.sleep(0.05)
-            orphans = self._orphans()
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
         texts = []
@@ -211,9 +205,8 @@ def signal_at_rename(number: int, below: Path, sent: int = signal.SIGKILL) -> Ar
 
 
 def start_team(
-    arguments: Sequence[str], folder: Path, size: int, minutes: float = 1.0, arms: dict[int, Arm] | None = None,
-    address: str = "127.0.0.1",
-) -> list[Running]:  # fmt: skip
+    arguments: Sequence[str], folder: Path, size: int, minutes: float = 1.0, arms: dict[int, Arm] | None = None
+) -> list[Running]:
     """One process for each rank, as torchrun starts them, but without its agent, which would kill the others on its own.
 
     Args:
@@ -222,7 +215,6 @@ def start_team(
         size: the number of processes.
         minutes: how long they wait for one that does not answer.
         arms: of ranks that are disturbed.
-        address: of the first process.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -233,7 +225,7 @@ def start_team(
             torch.set_num_threads(1)  # threads of the test's process do not survive the fork
             numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
             numbers |= {"MASTER_PORT": port, "RECOLLECT_TEAM_MINUTES": minutes}
-            os.environ |= {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": address}
+            os.environ |= {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
             if arms is not None and rank in arms:
                 arms[rank]()
 

@@ -9,25 +9,6 @@ from batches import unit
 from recollect.losses.average_precision import BinnedAP, BlackboxAP
 
 
-def test_the_released_bins_with_saturated_ends() -> None:
-    """25 bins on [0, 1], each the lower of two lines; the outer line of either end bin is constant 1."""
-    E, y = unit(24, 3, 1), torch.arange(24) // 3
-    S = E @ E.T
-    assert (S < 0).any()
-    slope, centres = 24.0, torch.linspace(1, 0, 25, dtype=torch.float64)
-    rising = 1 + slope * (S[:, :, None] - centres)
-    falling = 1 - slope * (S[:, :, None] - centres)
-    falling[..., 0] = 1
-    rising[..., -1] = 1
-    weights = torch.minimum(rising, falling).clamp(min=0)
-    weights[torch.arange(24), torch.arange(24)] = 0
-    same = (y[:, None] == y)[:, :, None]
-    h, h_pos = weights.sum(1), (weights * same).sum(1)
-    precision = h_pos.cumsum(1) / (h.cumsum(1) + 1e-16)
-    expected = 1 - (precision * h_pos / 2).sum(1).mean()
-    torch.testing.assert_close(BinnedAP(low=0.0)(E, y), expected, rtol=0, atol=1e-12)
-
-
 def test_binned_ap_of_extreme_batches() -> None:
     y = torch.tensor([0, 0, 1, 1])
     separate = torch.tensor([[1.0, 0], [1, 0], [-1, 0], [-1, 0]])

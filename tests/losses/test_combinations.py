@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from oracles import losses as reference
 from recollect.common.errors import ConfigError
-from recollect.losses import create
+from recollect.losses import Matryoshka, RecallAtK, create
 from recollect.losses.cross_batch_memory import CrossBatchMemory
 from recollect.step.large_batch import large_batch_step
 
@@ -78,37 +79,27 @@ def test_a_memory_takes_a_rank_loss_of_one_s_own(tmp_path: Path) -> None:
             CrossBatchMemory(5, 8, other)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["proxy_anchor", "arcface"])
-def test_class_vectors_in_the_large_batch_step(name: str) -> None:
-    """In chunks, the gradient of the network and of the class vectors is that of one ordinary backward pass."""
+STEPPED: dict[str, Callable[[], nn.Module]] = {
+    "proxies": lambda: create("proxy_anchor", num_classes=4, dim=5),
+    "class vectors": lambda: create("arcface", num_classes=4, dim=5),
+    "memory": lambda: create("cross_batch_memory", dim=5, memory_size=32, loss="recall_at_k"),
+    "prefixes": lambda: Matryoshka(RecallAtK(), [2, 4]),
+}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_in_the_large_batch_step(name: str) -> None:
+    """In chunks, gradients of network and loss are those of ordinary backward passes; a memory stores each image once."""
     pytest.importorskip("pytorch_metric_learning")
-    loss = create(name, num_classes=4, dim=5).double()
-    model = nn.Linear(7, 5).double()
-    plain_model, plain_loss = copy.deepcopy(model), copy.deepcopy(loss)
-    images, labels = unit(10, 7, 1), torch.arange(10) % 4
-    value = large_batch_step(model, loss, images, labels, chunk_size=3)
-    expected = plain_loss(plain_model(images), labels)
-    expected.backward()
-    torch.testing.assert_close(value, expected.detach(), rtol=0, atol=1e-12)
-    pairs = zip(
-        [*model.parameters(), *loss.parameters()], [*plain_model.parameters(), *plain_loss.parameters()], strict=True
-    )
-    for one, other in pairs:
-        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-12)
-
-
-def test_a_rank_loss_against_a_memory_in_the_large_batch_step() -> None:
-    loss = create("cross_batch_memory", dim=5, memory_size=32, loss="recall_at_k").double()
-    plain_loss, model = copy.deepcopy(loss), nn.Linear(7, 5).double()
-    plain_model = copy.deepcopy(model)
+    both = nn.ModuleList([nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5)), STEPPED[name]()]).double()
+    plain = copy.deepcopy(both)
     for step in range(3):
         images, labels = unit(8, 7, step), torch.arange(8) // 2
-        large_batch_step(nn.Sequential(model, Unit()), loss, images, labels, chunk_size=3)
-        plain_loss(Unit()(plain_model(images)), labels).backward()
-    torch.testing.assert_close(model.weight.grad, plain_model.weight.grad, rtol=0, atol=1e-12)
-    torch.testing.assert_close(loss.stored_embeddings, plain_loss.stored_embeddings, rtol=0, atol=1e-12)
-
-
-class Unit(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.normalize(x, dim=1)
+        value = large_batch_step(*both, images, labels, chunk_size=3)
+        expected = plain[1](plain[0](images), labels)
+        expected.backward()
+        torch.testing.assert_close(value, expected.detach(), rtol=0, atol=1e-12)
+    for one, other in zip(both.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-10)
+    for one, other in zip(both.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

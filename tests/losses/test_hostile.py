@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
 from recollect.common.errors import ConfigError, InputError, RecollectError
 from recollect.losses import RecallAtK, Roadmap, SmoothAP, SupAP, available, create
@@ -40,6 +39,8 @@ def test_embeddings_of_any_length_are_answered(name: str) -> None:
     for scale in (1e-30, 1e-18, 1e-3, 1e2, 1e4, 1e9, 1e18, 1e19, 1e25, 3e38, 1e200):
         for dtype in (torch.float32, torch.float64):
             embeddings = torch.randn(40, 8, dtype=torch.float64) * scale
+            embeddings[::5] = 0
+            embeddings[1::5] *= 1e-3
             answers(create(name), embeddings.to(dtype), torch.arange(40) // 4)
 
 
@@ -50,27 +51,6 @@ def test_similarities_that_overflow_are_refused() -> None:
             loss(torch.randn(40, 8) * 1e18, labels)
     with pytest.raises(InputError, match="tau = 1e-08"):
         RecallAtK(tau2=1e-8)(torch.nn.functional.normalize(torch.randn(40, 8), dim=1), labels)
-
-
-@given(
-    seed=st.integers(0, 2**31),
-    rows=st.integers(1, 12),
-    exponents=st.lists(st.integers(-45, 38), min_size=1, max_size=12),
-    tau=st.sampled_from([1e-8, 1e-5, 1e-3, 0.01, 1.0, 1e3, 1e8]),
-    simix=st.booleans(),
-)
-@settings(max_examples=40)
-def test_rows_of_mixed_lengths_are_answered(
-    seed: int, rows: int, exponents: list[int], tau: float, simix: bool
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.tensor([10.0 ** exponents[row % len(exponents)] for row in range(rows)])
-    embeddings = torch.randn(rows, 4, generator=generator) * lengths[:, None]
-    embeddings[::5] = 0
-    labels = torch.randint(0, 3, (rows,), generator=generator)
-    embeddings.nan_to_num_()
-    for loss in (RecallAtK(tau2=tau, simix=simix), SmoothAP(tau, simix=simix), SupAP(tau, simix=simix)):
-        answers(loss, embeddings, labels)
 
 
 @pytest.mark.parametrize("name", list(available()))
@@ -127,25 +107,13 @@ def test_bad_reference_sets() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("recall_at_k", {"k": (1, -2)}, "k must be"),
         ("recall_at_k", {"k": range(10**9)}, "k must be"),
         ("recall_at_k", {"tau1": (1.0, 2.0)}, "one for each k"),
         ("recall_at_k", {"step": "cubic"}, "'cubic' is unknown"),
-        ("recall_at_k", {"memory": 0}, "memory must be"),
-        ("recall_at_k", {"simix": True, "max_pairs": 10**9 + 1}, "max_pairs must be"),
-        ("recall_at_k", {"positive_margin": 1.5e6}, "positive_margin must be"),
-        ("sup_ap", {"rho": 0}, "rho must be"),
-        ("roadmap", {"calibration_weight": 2}, "from 0 to 1"),
-        ("binned_ap", {"bins": 1}, "bins must be"),
         ("binned_ap", {"low": 1.0}, "below high"),
-        ("blackbox_ap", {"lambda_val": 0}, "lambda_val must be"),
         ("triplet", {"miner": "hard"}, "semihard, batch_hard"),
         ("contrastive", {"distance": "l1"}, "euclidean, cosine"),
-        ("supcon", {"temperature": 0}, "temperature must be"),
         ("arcface", {"num_classes": 4, "dim": 1}, "dim must be"),
-        ("norm_softmax", {"dim": 4, "num_classes": 10**8 + 1}, "num_classes must be"),
-        ("cross_batch_memory", {"dim": 4, "memory_size": 0}, "memory_size must be"),
-        ("cross_batch_memory", {"dim": 4, "loss": "arcface"}, "cannot use a memory: choose one of recall_at_k"),
         ("cross_batch_memory", {"dim": 4, "loss": "triplet", "loss_options": {"marge": 1}}, "no option 'marge'"),
         ("cross_batch_memory", {"dim": 4, "loss": "recall_at_k", "loss_options": {"simix": True}}, "simix"),
     ],

@@ -6,13 +6,11 @@ import pytest
 import torch
 from batches import assert_same, batches, unit, value_and_grads
 from hypothesis import given, settings, strategies as st
-from torch import nn
 
 from oracles import losses as plain
 from recollect.common.errors import ConfigError
 from recollect.losses import Matryoshka, RecallAtK, SmoothAP, create
 from recollect.losses.matryoshka import unit_prefix
-from recollect.step import large_batch_step
 
 
 @settings(max_examples=25, deadline=None)
@@ -41,18 +39,6 @@ def test_shares_add_up(make) -> None:
     parts = [value_and_grads(lambda e, rank=rank: loss.share(e, y, rank, 3), E) for rank in range(3)]
     torch.testing.assert_close(sum(part[0] for part in parts), whole[0])
     torch.testing.assert_close(sum(part[1][0] for part in parts), whole[1][0], rtol=0, atol=1e-10)
-
-
-def test_in_the_large_batch_step() -> None:
-    torch.manual_seed(0)
-    images, labels = torch.randn(24, 6, dtype=torch.float64), torch.arange(24) // 4
-    model = nn.Linear(6, 8).double()
-    loss = Matryoshka(RecallAtK(), [2, 4])
-    value = loss(model(images), labels)
-    whole = torch.autograd.grad(value, list(model.parameters()))
-    assert large_batch_step(model, loss, images, labels, chunk_size=5) == pytest.approx(value.item())
-    for parameter, gradient in zip(model.parameters(), whole, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-10)
 
 
 def test_a_loss_for_each_length_keeps_parameters_of_its_own() -> None:

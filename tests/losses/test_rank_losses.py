@@ -37,10 +37,7 @@ LOSSES = {
         partial(RecallAtK, count_query="positive"),
         partial(reference.recall_at_k, count_query="positive"),
     ),
-    "recall_at_k, asymmetric": (
-        partial(RecallAtK, step="asymmetric"),
-        partial(reference.recall_at_k, **TWO_STEPS),
-    ),
+    "recall_at_k, asymmetric": (partial(RecallAtK, step="asymmetric"), partial(reference.recall_at_k, **TWO_STEPS)),
     "recall_at_k, asymmetric, query a positive": (
         partial(RecallAtK, step="asymmetric", count_query="positive"),
         partial(reference.recall_at_k, count_query="positive", **TWO_STEPS),
@@ -49,10 +46,7 @@ LOSSES = {
     "recall_at_k, a tau1 for each k": (partial(RecallAtK, **EACH_TAU), partial(reference.recall_at_k, **EACH_TAU)),
     "recall_at_k, calibrated": (partial(RecallAtK, calibration_weight=0.3), calibrated(0.3, reference.recall_at_k)),
     "smooth_ap": (SmoothAP, reference.smooth_ap),
-    "smooth_ap, released": (
-        partial(SmoothAP, count_query=True),
-        partial(reference.smooth_ap, count_query=True),
-    ),
+    "smooth_ap, released": (partial(SmoothAP, count_query=True), partial(reference.smooth_ap, count_query=True)),
     "sup_ap": (SupAP, sup_ap),
     "sup_ap, released": (partial(SupAP, count_query=True), sup_ap_released),
     "roadmap": (Roadmap, calibrated(0.5, sup_ap)),

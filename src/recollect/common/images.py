@@ -27,7 +27,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from recollect.common import pixels
 from recollect.common.errors import ConfigError, ImageError, InputError, RecollectError, in_bytes, require
-from recollect.common.text import number_of, printable
+from recollect.common.text import check_choice, number_of, printable
 
 if TYPE_CHECKING:
     import torch
@@ -73,8 +73,6 @@ def set_max_pixels(limit: int | None) -> None:
     Used by the command line's ``--max-pixels`` and the setting ``data.max_pixels``.
     """
     global _max_pixels
-    if limit is not None and limit < 1:
-        raise ConfigError(f"max_pixels is {limit}: it must be at least 1.")
     _max_pixels = MAX_PIXELS if limit is None else limit
     # PIL refuses twice this number by itself, whatever is allowed here.
     Image.MAX_IMAGE_PIXELS = max(_PIL_PIXELS, _max_pixels)
@@ -104,11 +102,7 @@ def read_image(source: ImageSource, *, at_least: int | None = None) -> Image.Ima
     if callable(source):
         source = source()
     if isinstance(source, np.ndarray):
-        if (
-            source.dtype != np.uint8
-            or source.ndim not in (2, 3)
-            or (source.ndim == 3 and source.shape[2] not in (3, 4))
-        ):
+        if source.dtype != np.uint8 or source.ndim < 2 or source.shape[2:] not in ((), (3,), (4,)):
             raise InputError(f"an image array must be H×W or H×W×3 of uint8, not {source.shape} of {source.dtype}.")
         if not source.size:
             raise ImageError(f"an image array of shape {source.shape} has no pixels.")
@@ -278,10 +272,7 @@ class Preprocessing:
     max_side: int | None = None
 
     def __post_init__(self) -> None:
-        if self.interpolation not in INTERPOLATIONS:
-            raise ConfigError(
-                f"interpolation {self.interpolation!r} is unknown: choose one of {', '.join(INTERPOLATIONS)}."
-            )
+        check_choice("interpolation", self.interpolation, INTERPOLATIONS)
         if self.resize is not None and self.resize < self.size:
             raise ConfigError(f"resize {self.resize} is smaller than the crop of {self.size}: raise resize.")
 

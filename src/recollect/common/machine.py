@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recollect.common.errors import ConfigError
+from recollect.common.text import check_choice, number_of
 
 if TYPE_CHECKING:
     import torch
@@ -93,9 +94,9 @@ def available_bytes(root: Path = Path("/")) -> int:
     return min(sizes, default=UNKNOWN) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def resident_bytes(root: Path = Path("/")) -> int:
+def resident_bytes() -> int:
     """Memory that this process uses now, in bytes; 0 if the system does not report it."""
-    return 1024 * (_number(root / "proc/self/status", "VmRSS:") or 0)
+    return 1024 * (_number(Path("/proc/self/status"), "VmRSS:") or 0)
 
 
 def peak_memory_mb(device: torch.device) -> int | None:
@@ -278,10 +279,9 @@ def usable_device(name: str, setting: str = "device", *, training: bool = False)
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"{setting} {name!r} is not a device: use auto, cpu or cuda.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"{setting} is {name}, but torch finds no GPU: use cpu, or install a CUDA build of torch.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"{setting} is {name}, but there are {torch.cuda.device_count()} GPUs, counted from 0.")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        remedy = "count them from 0" if count else "use cpu, or install a CUDA build of torch"
+        raise ConfigError(f"{setting} is {name}, but torch finds {number_of(count, 'GPU')}: {remedy}.")
     if device.type not in ("cpu", "cuda"):
         try:  # "meta" has tensors without content, "mps" no float64, in which losses are summed
             torch.ones(1, dtype=torch.float64 if training else None, device=device).item()
@@ -304,8 +304,7 @@ def usable_precision(precision: str, device: torch.device, setting: str = "--pre
     """
     import torch
 
-    if precision not in PRECISIONS:
-        raise ConfigError(f"{setting} {precision} is unknown: choose one of {', '.join(PRECISIONS)}.")
+    check_choice(setting, precision, PRECISIONS)
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError(f"{setting} fp16 is for GPUs, but this runs on the CPU: use bf16 or fp32.")
     if precision == "auto":
@@ -373,14 +372,10 @@ def full_precision() -> Iterator[None]:
             backend.fp32_precision = precision
 
 
-def seconds_of(work: Callable[[], object], wait: Callable[[], object] | None = None) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
     """The median time of ``work`` in the current state of the machine, busy or not.
 
     The first call also allocates memory and fills caches and is not counted, unless it takes so long that one must do.
-
-    Args:
-        work: what to time.
-        wait: waits until the device has finished.
     """
     import statistics
 
@@ -388,8 +383,6 @@ def seconds_of(work: Callable[[], object], wait: Callable[[], object] | None = N
     while len(taken) < 3 or (len(taken) < 9 and sum(taken) < SECONDS):
         start = clock()
         work()
-        if wait is not None:
-            wait()
         taken.append(clock() - start)
         if sum(taken) > 4 * SECONDS:
             break

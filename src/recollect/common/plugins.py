@@ -285,14 +285,14 @@ def errors_as_config(what: str) -> Iterator[None]:
         raise ConfigError(f"{what} fails: {_one_line(error)}.") from error
 
 
-def unknown(kind: str, name: str, names: Iterable[str], more: str = "") -> ConfigError:
+def unknown(kind: str, name: str, names: Iterable[str]) -> ConfigError:
     """The error for a name that neither recollect nor an installed package defines."""
     if name.endswith(".py"):
         return ConfigError(f"{kind} {name!r} is a file: add the name of what to use from it, {name}:name.")
     names = [*names, *installed(kind)]
     guess = did_you_mean(name, names) or did_you_mean(name.lower().replace("-", "_"), names)
     return ConfigError(
-        f"{kind} {name!r} is unknown.{guess} Choose one of {', '.join(names)}{more}, or your own as file.py:name."
+        f"{kind} {name!r} is unknown.{guess} Choose one of {', '.join(names)}, or your own as file.py:name."
     )
 
 

@@ -164,6 +164,16 @@ def check_flag(name: str, value: Any) -> bool:
     return value
 
 
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse a word that is not one of ``choices``.
+
+    Raises:
+        ConfigError: it is another word, or not one; the message lists the choices.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}.")
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 

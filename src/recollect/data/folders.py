@@ -132,30 +132,24 @@ def find_parts(root: Path, *, instead: str = _IN_A_TABLE) -> dict[str, str]:
         DataError: it is ambiguous, e.g. two folders for one split.
     """
     folders = _folders(root)
+    named = [folder for folder in folders if folder.lower() in SPLIT_OF]
     by_split: dict[str, list[str]] = {}
-    for folder in folders:
-        if folder.lower() in SPLIT_OF:
-            by_split.setdefault(SPLIT_OF[folder.lower()], []).append(folder)
-    if not by_split:
-        return {}
-    for part, named in by_split.items():
-        if len(named) > 1 and len(by_split) > 1:
-            raise DataError(
-                f"{root}: {' and '.join(map(repr, named))} would both be the split {part!r}. Merge or rename them, or "
-                f"{instead}."
-            )
-    first = {part: named[0] for part, named in by_split.items()}
+    for folder in named:
+        by_split.setdefault(SPLIT_OF[folder.lower()], []).append(folder)
+    for part, same in by_split.items():
+        if len(same) > 1 and len(by_split) > 1:
+            both = " and ".join(map(repr, same))
+            raise DataError(f"{root}: {both} would both be the split {part!r}. Merge or rename them, or {instead}.")
+    first = {part: same[0] for part, same in by_split.items()}
     if len(by_split) > 1 and "train" in by_split:
         return first
-    if "train" in by_split and folders == [first["train"]] and _holds_classes(root / first["train"]):
-        return first
     # A split without a training split next to it: treating it as a class would be silently wrong.
-    split_folders = [folder for named in by_split.values() for folder in named if _holds_classes(root / folder)]
-    if split_folders and set(folders) <= {folder for named in by_split.values() for folder in named}:
+    splits = [folder for folder in named if _holds_classes(root / folder)]
+    if splits and named == folders:
         return first
-    if split_folders:
+    if splits:
         raise DataError(
-            f"{root}: is {split_folders[0]!r} a class or a split? It has the name of a split and contains folders, but "
+            f"{root}: is {splits[0]!r} a class or a split? It has the name of a split and contains folders, but "
             f"{'there is no train folder' if 'train' not in by_split else 'there are other folders'} next to it. Rename it, or "
             f"{instead}."
         )
@@ -202,12 +196,9 @@ class InnerClasses:
                 f"{self.root}: its only folder, {tops}, contains folders ({inner}) and no images. Give {self.place}; if "
                 f"{tops} is one class, {confirm}."
             )
-        choice, remedy = (
-            "the classes, or the folders inside",
-            f"For the folders inside, give e.g. {self.root / self.tops[0]}",
-        )
-        if self.splits:
-            choice, remedy = "classes or splits", "Rename splits to train, test and val"
+        choice = "classes or splits" if self.splits else "the classes, or the folders inside"
+        remedy = f"For the folders inside, give e.g. {self.root / self.tops[0]}"
+        remedy = "Rename splits to train, test and val" if self.splits else remedy
         return (
             f"{self.root}: are {tops} {choice}? They contain folders ({inner}) and no images. {remedy}, or {_IN_A_TABLE}. If "
             f"{tops} are the classes, {confirm}."
@@ -256,15 +247,12 @@ def remark_on_siblings(folders: Collection[Path]) -> str | None:
     None if that would not make at least two classes of them, e.g. because they are splits.
     """
     places = {Path(os.path.abspath(folder)) for folder in folders}  # noqa: PTH100 (a link keeps its name: the class)
-    above = set.intersection(*(set(place.parents) for place in places)) if places else set()
-    parent = max(above, key=lambda folder: len(folder.parts), default=None)
-    if parent is None:
-        return None
-    names = sorted({place.relative_to(parent).parts[0] for place in places})
     try:
+        parent = Path(os.path.commonpath([place.parent for place in places]))
+        names = sorted({place.relative_to(parent).parts[0] for place in places})
         if len(names) < 2 or find_parts(parent):
             return None
-    except DataError:  # it could not be given
+    except (DataError, ValueError):  # it could not be given, or there is none
         return None
     whole_disk = parent == Path(parent.anchor)
     remedy = (
@@ -342,21 +330,18 @@ def list_images(inputs: Sequence[Path | str], *, on_bad_image: str = "error") ->
     sources = [Path(item) for item in inputs]
     root = sources[0].resolve() if len(sources) == 1 and sources[0].is_dir() else None
     sources = sources if root is None else [root]
-    skipped_of: dict[str, list[SkippedFile]] = {}
+    unused: dict[str, str] = {}  # a file that several inputs contain counts once
     images: dict[str, tuple[Path, str]] = {}  # each image once, at its first place, with the first class it has
     repeated = 0
     for path in sources:
-        of_input = skipped_of[os.path.abspath(path)] = []  # noqa: PTH100 (a link keeps its name)
+        of_input: list[SkippedFile] = []
         for file, label in _images_of(path, on_bad_image, of_input):
-            place = os.path.abspath(file)  # noqa: PTH100
+            place = os.path.abspath(file)  # noqa: PTH100 (a link keeps its name)
             repeated += place in images
             first, earlier = images.get(place, (file, ""))
             images[place] = first, earlier or label
-    skipped: Counter[str] = Counter()
-    for folder, of_input in skipped_of.items():
-        # The files of a folder inside another one that was given are counted there.
-        if not any(str(above) in skipped_of for above in Path(folder).parents):
-            skipped.update(each.reason for each in of_input)
+        unused |= {os.path.abspath(path / name): reason for name, reason in of_input}  # noqa: PTH100
+    skipped = Counter(unused.values())
     if not images:
         reason = f" ({counted(skipped)} left out)" if skipped else ""
         raise DataError(f"there are no images to embed{reason}: give folders, image files or a .txt list of them.")
@@ -364,12 +349,11 @@ def list_images(inputs: Sequence[Path | str], *, on_bad_image: str = "error") ->
         skipped[REPEATED] = repeated
     paths, labels = [path for path, _ in images.values()], [label for _, label in images.values()]
     names = [(path if root is None else path.relative_to(root)).as_posix() for path in paths]
-    if any(labels):
-        return Listed(paths, names, labels, root, dict(skipped))
     direct = {path.parent for path in paths}
-    if (remark := remark_on_siblings([path for path in sources if path in direct])) is not None:
+    remark = None if any(labels) else remark_on_siblings([path for path in sources if path in direct])
+    if remark is not None:
         warnings.warn(remark, DataWarning, stacklevel=2)
-    return Listed(paths, names, None, root, dict(skipped))
+    return Listed(paths, names, labels if any(labels) else None, root, dict(skipped))
 
 
 def _images_of(path: Path, on_bad_image: str, skipped: list[SkippedFile]) -> Iterator[tuple[Path, str]]:

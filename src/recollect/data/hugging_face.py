@@ -53,15 +53,10 @@ def from_hugging_face(
         >>> images.class_names, images.read(0).size
         (['cat'], (3, 2))
     """
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise InputError(
-            "the number of images of a streamed data set is unknown: load one split without streaming=True, "
-            "e.g. load_dataset(…, split='train')."
-        )
     columns = getattr(dataset, "column_names", None)
-    if not isinstance(columns, list | tuple):
+    if not isinstance(columns, list | tuple) or not hasattr(dataset, "__len__"):
         raise InputError(
-            "a Dataset with one list of columns is needed: choose one split of a DatasetDict, e.g. data['train']."
+            "one split of a data set is needed, not a DatasetDict and not a stream: load_dataset(…, split='train')."
         )
     for column in (image, label, *([] if coarse is None else [coarse])):
         if column not in columns:

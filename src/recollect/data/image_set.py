@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from recollect.common.errors import ConfigError, InputError
+from recollect.common.errors import InputError
 from recollect.common.images import ImageSource, file_sha256, image_size, read_image
+from recollect.common.text import check_choice
 
 Indices = NDArray[np.int64]
 """Numbers of images."""
@@ -72,22 +73,21 @@ class ImageSet:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", np.asarray(self.labels, dtype=np.int64))
         count = len(self.names)
         if (self.root is None) + (self.arrays is None) + (self.items is None) != 2:
             raise InputError(f"{self.name}: give exactly one of root, arrays and items.")
-        if self.coarse_labels is not None:
-            object.__setattr__(self, "coarse_labels", np.asarray(self.coarse_labels, dtype=np.int64))
         for what in ("labels", "arrays", "boxes", "coarse_labels", "items"):
             value = getattr(self, what)
             if value is not None and len(value) != count:
                 raise InputError(f"{self.name}: {count} names but {len(value)} {what}.")
-        if count and not 0 <= self.labels.min() <= self.labels.max() < len(self.class_names):
-            raise InputError(f"{self.name}: labels must be numbers from 0 to {len(self.class_names) - 1}.")
-        if (coarse := self.coarse_labels) is not None:
-            if count and not 0 <= coarse.min() <= coarse.max() < len(self.coarse_names):
-                raise InputError(f"{self.name}: coarse labels must be numbers from 0 to {len(self.coarse_names) - 1}.")
-            classes = np.unique(np.stack([self.labels, coarse]), axis=1)[0]
+        for what, names in (("labels", self.class_names), ("coarse_labels", self.coarse_names)):
+            if getattr(self, what) is not None:
+                numbers = np.asarray(getattr(self, what), dtype=np.int64)
+                object.__setattr__(self, what, numbers)
+                if count and not 0 <= numbers.min() <= numbers.max() < len(names):
+                    raise InputError(f"{self.name}: {what} must be numbers from 0 to {len(names) - 1}.")
+        if self.coarse_labels is not None:
+            classes = np.unique(np.stack([self.labels, self.coarse_labels]), axis=1)[0]
             if len(twice := classes[1:][classes[1:] == classes[:-1]]):
                 name = self.class_names[twice[0]]
                 raise InputError(f"{self.name}: images of the class {name!r} are in more than one coarser class.")
@@ -358,8 +358,7 @@ def class_disjoint_split(images: ImageSet, mode: str = "paper", seed: int = 0) -
         >>> [list(part.class_names) for part in class_disjoint_split(images)]
         [['w', 'x'], ['y', 'z']]
     """
-    if mode not in MODES:
-        raise ConfigError(f"split mode {mode!r} is unknown: choose one of {', '.join(MODES)}.")
+    check_choice("split mode", mode, MODES)
     classes = np.unique(images.labels)
     if len(classes) < 2:
         raise InputError(f"{images.name}: 1 class is too few to split into 2 parts.")
@@ -377,11 +376,11 @@ def class_folds(images: ImageSet, folds: int, seed: int | None = 0) -> list[tupl
         folds: k, at least 2 and at most the number of classes; their sizes in classes differ by at most one.
         seed: chooses the folds; None keeps the order of classes, in k consecutive runs.
     """
-    if folds < 2:
-        raise InputError(f"folds must be at least 2, not {folds}.")
     classes = np.unique(images.labels)
-    if len(classes) < folds:
-        raise InputError(f"{images.name}: {len(classes)} classes are too few for {folds} folds.")
+    if not 2 <= folds <= len(classes):
+        raise InputError(
+            f"{images.name}: folds must be at least 2 and at most its {len(classes)} classes, not {folds}."
+        )
     if seed is not None:
         classes = np.random.default_rng(seed).permutation(classes)
     pairs = []

@@ -27,10 +27,11 @@ import zlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import repeat
 from multiprocessing.connection import Connection
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ from recollect.common.errors import ConfigError, DataError, ImageError, InputErr
 from recollect.common.files import atomic_write, cache_folder, exclusive
 from recollect.common.images import ON_BAD_IMAGE, BadImage, max_pixels, set_max_pixels, with_skip_advice
 from recollect.common.machine import available_bytes, fix_torchvision
+from recollect.common.text import check_choice
 from recollect.data.image_set import ImageSet, Indices
 from recollect.data.transforms import FromTorchvision, Pixels, Transform, Uniforms, occurrences, uniforms
 
@@ -118,13 +120,9 @@ class Pipeline:
         worker_type: str = "auto",
         cache_size: int | None = None,
     ) -> None:
-        for name, value in (("workers", workers), ("prefetch_bytes", prefetch_bytes), ("seed", seed)):
-            if value is not None and value < 0:
-                raise ConfigError(f"{name} is {value}: it must be 0 or more.")
-        words = (("cache", cache, CACHES), ("on_bad_image", on_bad_image, ON_BAD_IMAGE))
-        for name, word, choices in (*words, ("worker_type", worker_type, WORKER_TYPES)):
-            if word not in choices:
-                raise ConfigError(f"{name} {word!r} is unknown: choose one of {', '.join(choices)}.")
+        check_choice("cache", cache, CACHES)
+        check_choice("on_bad_image", on_bad_image, ON_BAD_IMAGE)
+        check_choice("worker_type", worker_type, WORKER_TYPES)
         if cache_size is not None and transform.size is None:
             raise ConfigError(
                 "cache_size is for crops: images that keep their aspect ratio are cached as they are shrunk."
@@ -218,8 +216,6 @@ class Pipeline:
             batch_size: images per batch.
             pixels: at most this many per batch, if images keep their own sizes: fewer of larger ones.
         """
-        if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}: it must be at least 1.")
         count, whole = len(self.images), self.transform.size is None
         step, memory = batch_size, 2**29 if self.prefetch_bytes is None else self.prefetch_bytes
         if whole and count:
@@ -270,9 +266,7 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _stacked(self, group: list[tuple[int, torch.Tensor]]) -> Batch:
@@ -341,13 +335,9 @@ class Pipeline:
 
     def _begin(self, indices: Sequence[int] | Indices, epoch: int, number: int) -> _PendingBatch:
         images = np.array(indices, dtype=np.int64)
-        if images.ndim != 1 or len(images) == 0:
-            raise InputError(f"a batch must be a list of at least one image number; its shape is {images.shape}.")
-        if not 0 <= images.min() <= images.max() < len(self.images):
-            raise InputError(
-                f"images {images.min()} to {images.max()} were requested, but {self.images.name} has "
-                f"{len(self.images)} images, numbered from 0."
-            )
+        if images.ndim != 1 or not images.size or not 0 <= images.min() <= images.max() < len(self.images):
+            most = len(self.images) - 1
+            raise InputError(f"a batch must be a list of numbers of images, from 0 to {most}, but is {images}.")
         size = self.transform.size
         random = np.empty((len(images), 0))
         if self.transform.draws:
@@ -368,8 +358,7 @@ class Pipeline:
         indices, random = pending.indices[positions].tolist(), pending.random[positions]
         results: Iterable[Image.Image | Pixels | BadImage | None]
         if payload is None:
-            sources = iter([None] * len(indices)) if decoded is None else decoded
-            results = (self._pixels(*each, next(sources)) for each in zip(indices, random, strict=True))
+            results = map(self._pixels, indices, random, repeat(None) if decoded is None else decoded)
         else:
             if not hasattr(self._of_thread, "process"):
                 self._of_thread.process = _ReaderProcess(payload, self._shared_bytes(pending.row_bytes))
@@ -552,8 +541,10 @@ class _ReaderProcess:
         for result in results:
             if isinstance(result, RecollectError):
                 raise result
-            start, shape = result if isinstance(result, tuple) else (0, None)
-            yield result if shape is None else memory[start : start + int(np.prod(shape))].reshape(shape)
+            if isinstance(result, tuple):
+                start, shape = result
+                result = memory[start : start + int(np.prod(shape))].reshape(shape)
+            yield result
 
     def close(self) -> None:
         """End the process."""
@@ -580,21 +571,16 @@ def _serve(payload: bytes, files: list[Path], memory: torch.Tensor, connection: 
         while True:
             used, results = 0, list[object]()
             for index, random in zip(*connection.recv(), strict=True):
+                result: object
                 try:
                     read = reader._pixels(index, random)
+                    result = reader._bad[index] if read is None else np.asarray(read)
                 except RecollectError as error:
-                    results.append(error)
-                    continue
-                if read is None:
-                    results.append(reader._bad[index])
-                    continue
-                pixels = np.asarray(read)
-                if used + pixels.nbytes > len(block):
-                    results.append(pixels)
-                    continue
-                block[used : used + pixels.nbytes] = pixels.reshape(-1)
-                results.append((used, pixels.shape))
-                used += pixels.nbytes
+                    result = error
+                if isinstance(result, np.ndarray) and used + result.nbytes <= len(block):
+                    block[used : used + result.nbytes] = result.reshape(-1)
+                    used, result = used + result.nbytes, (used, result.shape)
+                results.append(result)
             connection.send(results)
 
 
@@ -696,10 +682,7 @@ class DiskCache:
     def get(self, index: int) -> Pixels | None:
         """The pixels of image ``index``, or None."""
         # No entry, no image (reading the image will report it), or a damaged entry.
-        with (
-            contextlib.suppress(OSError, ValueError, EOFError, ImageError),
-            self.path(index).open("rb") as file,
-        ):
+        with contextlib.suppress(OSError, ValueError, EOFError, ImageError), self.path(index).open("rb") as file:
             pixels: Pixels = np.load(file)
             if file.read() == zlib.crc32(pixels.data).to_bytes(4, "little"):
                 return pixels

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, DataError, DataWarning, SplitNotAllowedError
 from recollect.common.images import ON_BAD_IMAGE
-from recollect.common.text import did_you_mean
+from recollect.common.text import check_choice
 from recollect.data.image_set import ImageSet
 
 AUGMENTATIONS = ("crop", "glyph", "whole", "none")
@@ -85,9 +85,10 @@ class Source:
         return DataError(f"{self.name}: {what}\nExpected: {self.layout}{origin}")
 
     @property
-    def options(self) -> tuple[str, ...]:
+    def options(self) -> dict[str, inspect.Parameter]:
         """The keyword options that ``load`` passes on."""
-        return tuple(inspect.getfullargspec(self.read).kwonlyargs)
+        parameters = inspect.signature(self.read).parameters
+        return {name: option for name, option in parameters.items() if option.kind is option.KEYWORD_ONLY}
 
 
 @cache
@@ -150,29 +151,26 @@ def _source_from_outside(loaded: plugins.Loaded) -> Source:
 
     The arguments ``root`` and ``split`` are passed if the function has them; all others are options.
     """
-    target = loaded.target
+    target, what = loaded.target, f"data set {loaded.short!r}"
     if isinstance(target, Source):
         return target
     if not callable(target):
-        raise ConfigError(
-            f"data set {loaded.short!r} is a {type(target).__name__}: it must be a function that returns an ImageSet."
-        )
+        raise ConfigError(f"{what} is a {type(target).__name__}: it must be a function that returns an ImageSet.")
     arguments = plugins.options_of(target)
 
     def read(root: Path | None, split: str, **options: Any) -> ImageSet:
-        plugins.check_options(target, options, f"data set {loaded.short!r}", own)
         location = {name: value for name, value in (("root", root), ("split", split)) if name in arguments}
-        with plugins.errors_as_config(f"data set {loaded.short!r}"):
+        with plugins.errors_as_config(what):
             images = target(**location, **options)
         if not isinstance(images, ImageSet):
             raise ConfigError(
-                f"data set {loaded.short!r} returned a {type(images).__name__}: it must return an ImageSet "
+                f"{what} returned a {type(images).__name__}: it must return an ImageSet "
                 "(recollect.data.from_hugging_face converts a datasets.Dataset)."
             )
         return images
 
-    own = {name: parameter for name, parameter in arguments.items() if name not in ("root", "split")}
-    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own.values()]
+    own = [parameter for name, parameter in arguments.items() if name not in ("root", "split")]
+    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     read.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
     splits = tuple(getattr(target, "splits", ("train", "test")))
     needs_root = "root" in arguments and arguments["root"].default is inspect.Parameter.empty
@@ -223,12 +221,7 @@ def read_split(source: Source, root: Path | str | None, split: str, options: Map
     check_split_allowed(f"{source.name}/{split}", split)
     if split not in source.splits and source.find_splits is None:
         raise ConfigError(f"{source.name} has no split {split!r}: choose one of {', '.join(source.splits)}.")
-    for option in options:
-        if option not in source.options:
-            guess = did_you_mean(option, source.options)
-            raise ConfigError(
-                f"{source.name} has no option {option!r}.{guess} Its options: {', '.join(source.options) or 'none'}."
-            )
+    plugins.check_options(source.read, options, f"data set {source.name!r}", source.options)
     return source.read(check_root(source, root), split, **options)
 
 
@@ -238,8 +231,7 @@ def without_missing(source: Source, images: ImageSet, on_bad_image: str) -> Imag
     Raises:
         DataError: there are some and ``on_bad_image`` is ``"error"``, or nothing is left.
     """
-    if on_bad_image not in ON_BAD_IMAGE:
-        raise ConfigError(f"on_bad_image {on_bad_image!r} is unknown: choose one of {', '.join(ON_BAD_IMAGE)}.")
+    check_choice("on_bad_image", on_bad_image, ON_BAD_IMAGE)
     missing = images.missing
     if not len(missing):
         return images

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from recollect.common.errors import ConfigError, DataError, InputError
+from recollect.common.text import check_choice
 from recollect.data.image_set import Indices
 
 POLICIES = ("paper", "epoch")
@@ -102,7 +103,22 @@ class ClassBalancedSampler:
         seed: int = 0,
         batches_per_epoch: int | None = None,
     ) -> None:
-        _check_settings(batch_size, samples_per_class, policy, small_classes, seed, batches_per_epoch)
+        check_choice("policy", policy, POLICIES)
+        check_choice("small_classes", small_classes, SMALL_CLASSES)
+        numbers = {
+            "batch_size": batch_size,
+            "samples_per_class": samples_per_class,
+            "batches_per_epoch": batches_per_epoch,
+        }
+        for name, number, least in (*((name, number, 1) for name, number in numbers.items()), ("seed", seed, 0)):
+            if number is not None and number < least:
+                raise ConfigError(f"{name} is {number}: it must be at least {least}.")
+        if batch_size % samples_per_class:
+            lower = batch_size // samples_per_class * samples_per_class
+            near = f"{lower} or {lower + samples_per_class}" if lower else str(samples_per_class)
+            raise ConfigError(
+                f"batch_size {batch_size} is not a multiple of samples_per_class {samples_per_class}: use {near}."
+            )
         self.labels = np.asarray(labels, dtype=np.int64)
         self.batch_size, self.samples_per_class = batch_size, samples_per_class
         self.policy, self.small_classes = policy, small_classes
@@ -128,8 +144,6 @@ class ClassBalancedSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch. A position loaded by ``load_state_dict`` is kept if it belongs to this epoch."""
-        if epoch < 0:
-            raise InputError(f"epoch {epoch} is negative: epochs count from 0.")
         if epoch != self._epoch:
             self._epoch, self._position, self._resume_at = epoch, 0, 0
 
@@ -254,21 +268,3 @@ class ClassBalancedSampler:
             "batches_per_epoch": self.batches_per_epoch,
             "labels": hashlib.sha256(self.labels.astype("<i8").tobytes()).hexdigest()[:16],
         }
-
-
-def _check_settings(
-    batch_size: int, samples_per_class: int, policy: str, small_classes: str, seed: int, batches_per_epoch: int | None
-) -> None:
-    for name, value, choices in (("policy", policy, POLICIES), ("small_classes", small_classes, SMALL_CLASSES)):
-        if value not in choices:
-            raise ConfigError(f"{name} {value!r} is unknown: choose one of {', '.join(choices)}.")
-    numbers = {"batch_size": batch_size, "samples_per_class": samples_per_class, "batches_per_epoch": batches_per_epoch}
-    for name, number, least in (*((name, number, 1) for name, number in numbers.items()), ("seed", seed, 0)):
-        if number is not None and number < least:
-            raise ConfigError(f"{name} is {number}: it must be at least {least}.")
-    if batch_size % samples_per_class:
-        lower = batch_size // samples_per_class * samples_per_class
-        near = f"{lower} or {lower + samples_per_class}" if lower else str(samples_per_class)
-        raise ConfigError(
-            f"batch_size {batch_size} is not a multiple of samples_per_class {samples_per_class}: use {near}."
-        )

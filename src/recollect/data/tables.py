@@ -81,16 +81,13 @@ def read_csv(
             header = [column.strip() for column in reader.fieldnames or ()]
             header = [column.lower() if column.lower() in expected else column for column in header]
             reader.fieldnames = header
-            if not header:
-                raise DataError(f"{path}: an empty file. Its first line must name the columns {','.join(columns)}.")
-            if absent := [column for column in columns if column not in header]:
+            if wrong := [
+                name for name in expected if header.count(name) > 1 or (name in columns and name not in header)
+            ]:
+                names = ", ".join(map(repr, header)) or "nothing"
                 raise DataError(
-                    f"{path}: there is no column {', '.join(map(repr, absent))}; the first line names the columns "
-                    f"{', '.join(map(repr, header))}. Expected: {','.join(expected)}."
-                )
-            if twice := [column for column in expected if header.count(column) > 1]:
-                raise DataError(
-                    f"{path}: the first line names the column {twice[0]!r} twice. Rename or remove one of the two."
+                    f"{path}: there is no column {wrong[0]!r}, or more than one; the first line names {names}. "
+                    f"Expected: {','.join(expected)}."
                 )
             for row in reader:
                 values = {column: (row.get(column) or "").strip() for column in (header if others else expected)}

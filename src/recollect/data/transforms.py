@@ -24,6 +24,7 @@ from PIL import Image
 from recollect.common import plugins
 from recollect.common.errors import ConfigError, ImageError
 from recollect.common.images import INTERPOLATIONS, Preprocessing
+from recollect.common.text import check_choice
 from recollect.data.image_set import ImageSet, Indices
 from recollect.data.registry import AUGMENTATIONS
 
@@ -157,22 +158,15 @@ class RandomResizedCrop(Transform):
     at_least: int | None = None
 
     def __post_init__(self) -> None:
-        if self.interpolation not in INTERPOLATIONS:
-            raise ConfigError(
-                f"interpolation {self.interpolation!r} is unknown: choose one of {', '.join(INTERPOLATIONS)}."
-            )
-        if self.kernel not in KERNELS:
-            raise ConfigError(f"kernel {self.kernel!r} is unknown: choose one of {', '.join(KERNELS)}.")
+        check_choice("interpolation", self.interpolation, INTERPOLATIONS)
+        check_choice("kernel", self.kernel, KERNELS)
         if self.kernel == "torch" and self.interpolation == "lanczos":
             raise ConfigError("the torch kernel cannot resize with lanczos: set kernel to 'pil'.")
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < low <= high:
                 raise ConfigError(f"{name} {(low, high)} must be two numbers above 0, the smaller first.")
 
-    @property
-    def draws(self) -> int:
-        """Two per attempt, two for the position, one for the flip."""
-        return 2 * _ATTEMPTS + 3
+    draws = 2 * _ATTEMPTS + 3  # two per attempt, two for the position, one for the flip
 
     def box(self, width: int, height: int, random: Uniforms) -> tuple[int, int, int, int]:
         """Left, top, right and bottom of the crop."""
@@ -284,10 +278,6 @@ class GlyphAffine(Transform):
 
     draws = 5
 
-    def __post_init__(self) -> None:
-        if not 0 < self.scale[0] <= self.scale[1]:
-            raise ConfigError(f"scale {self.scale} must be two numbers above 0, the smaller first.")
-
     def parameters(self, width: int, height: int, random: Uniforms) -> tuple[float, float, float, float, float]:
         """Angle in degrees, shift right and down in pixels, scale, shear in degrees."""
         signed = 2.0 * random - 1.0
@@ -338,10 +328,6 @@ class LongerSide(Transform):
     flip: bool = False
 
     size = None
-
-    def __post_init__(self) -> None:
-        if self.imsize is not None and self.imsize < 1:
-            raise ConfigError(f"imsize is {self.imsize}: it must be at least 1, or None to keep the size of images.")
 
     @property
     def draws(self) -> int:
@@ -454,7 +440,6 @@ def train_transform(
     preprocessing: Preprocessing,
     scale: tuple[float, float] = (0.08, 1.0),
     flip: bool = True,
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
     kernel: str = "torch",
 ) -> RandomResizedCrop:
     """The released code's training augmentation at a model's size: random resized crop and horizontal flip.
@@ -463,13 +448,18 @@ def train_transform(
         preprocessing: the model's; its size and interpolation are used.
         scale: range of the share of the image's area.
         flip: mirror half of the images.
-        ratio: range of the aspect ratio (width to height) of the crop.
         kernel: which implementation resizes, see ``RandomResizedCrop``.
     """
     if preprocessing.interpolation == "lanczos":
         kernel = "pil"
-    interpolation, at_least = preprocessing.interpolation, preprocessing.at_least
-    return RandomResizedCrop(preprocessing.size, scale, ratio, flip, interpolation, kernel, at_least)
+    return RandomResizedCrop(
+        preprocessing.size,
+        scale,
+        flip=flip,
+        interpolation=preprocessing.interpolation,
+        kernel=kernel,
+        at_least=preprocessing.at_least,
+    )
 
 
 def test_transform(preprocessing: Preprocessing) -> Transform:
@@ -493,15 +483,9 @@ def whole_transform(preprocessing: Preprocessing, flip: bool = False) -> LongerS
     return LongerSide(preprocessing.max_side, flip)
 
 
-def glyph_transform(
-    preprocessing: Preprocessing,
-    degrees: float = 10.0,
-    translate: float = 0.1,
-    scale: tuple[float, float] = (0.8, 1.2),
-    shear: float = 8.0,
-) -> GlyphAffine:
+def glyph_transform(preprocessing: Preprocessing) -> GlyphAffine:
     """Training augmentation for characters at a model's size, see ``GlyphAffine``."""
-    return GlyphAffine(preprocessing.size, degrees, translate, scale, shear, preprocessing.interpolation)
+    return GlyphAffine(preprocessing.size, interpolation=preprocessing.interpolation)
 
 
 def make_augmentation(

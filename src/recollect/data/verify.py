@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from recollect.common.console import ProgressLine
-from recollect.common.errors import DataWarning, ImageError, InputError
+from recollect.common.errors import DataWarning, ImageError
 from recollect.common.pixels import resized_size
 from recollect.common.text import number_of
 from recollect.data.image_set import ImageSet
@@ -97,17 +97,15 @@ class Report:
         lines = [f"{self.name}" + (f" in {self.root}" if self.root else "") + f", checked in {self.seconds:.1f} s"]
         for split in self.splits:
             lines += ["", *self._split_lines(split)]
-        same_class = [group for group in self.duplicates if group not in self.contradictions]
+        groups = {
+            "Identical files in both train and test": self.duplicates_across,
+            "Identical files in different classes": self.contradictions,
+            "Identical files": [group for group in self.duplicates if group not in self.contradictions],
+        }
         for title, noun, examples in (
             ("Missing", "file", self.missing),
             ("Unreadable", "file", [f"{name}: {reason}" for name, reason in self.unreadable.items()]),
-            (
-                "Identical files in both train and test",
-                "group",
-                [" = ".join(group) for group in self.duplicates_across],
-            ),
-            ("Identical files in different classes", "group", [" = ".join(group) for group in self.contradictions]),
-            ("Identical files", "group", [" = ".join(group) for group in same_class]),
+            *((title, "group", [" = ".join(group) for group in each]) for title, each in groups.items()),
         ):
             if examples:
                 lines += [
@@ -148,12 +146,7 @@ SHORTER_SIDE = 256
 
 
 def verify_data(
-    name: str,
-    root: Path | str | None = None,
-    *,
-    samples_per_class: int = 4,
-    workers: int | None = None,
-    **options: Any,
+    name: str, root: Path | str | None = None, *, samples_per_class: int = 4, workers: int | None = None, **options: Any
 ) -> Report:
     """Check every file of a data set.
 
@@ -171,8 +164,6 @@ def verify_data(
         >>> verify("folder", "photos").ok
         True
     """
-    if samples_per_class < 1:
-        raise InputError(f"samples_per_class must be at least 1, not {samples_per_class}.")
     start, source = time.monotonic(), find_source(name)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

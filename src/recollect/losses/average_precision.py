@@ -35,9 +35,8 @@ class AveragePrecisionLoss(RankLoss):
     """
 
     def __init__(self, *, step: Step, count_query: bool = False, **options: Any) -> None:
-        super().__init__(
-            step=step, query="positive" if check_flag("count_query", count_query) else "excluded", **options
-        )
+        query: Literal["positive", "excluded"] = "positive" if check_flag("count_query", count_query) else "excluded"
+        super().__init__(step=step, query=query, **options)
 
     def query_loss(self, ranks: Ranks) -> Tensor:
         """``1 − AP``, T."""
@@ -104,8 +103,8 @@ class Roadmap(SupAP):
         calibration_weight: λ.
         positive_margin, negative_margin: the two similarities.
         calibrate: ``"all"``: means over all pairs (the paper); ``"violating"``: over pairs beyond their margin only.
-        tau, rho, delta, start, offset, count_query: see ``SupAP``.
-        **options: see ``recollect.losses.rank_loss.RankOptions``.
+        **options: ``tau``, ``rho``, ``delta``, ``start``, ``offset`` and ``count_query``, see ``SupAP``; and see
+            ``recollect.losses.rank_loss.RankOptions``.
 
     Examples:
         >>> import torch
@@ -114,27 +113,17 @@ class Roadmap(SupAP):
         True
     """
 
+    options_type = SupAP
+
     def __init__(
         self,
         calibration_weight: float = 0.5,
         positive_margin: float = 0.9,
         negative_margin: float = 0.6,
         calibrate: Literal["all", "violating"] = "all",
-        tau: float = 0.01,
-        rho: float = 100.0,
-        delta: float = 0.05,
-        start: float = 0.5,
-        offset: float = 1.44,
-        count_query: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(
-            tau,
-            rho,
-            delta,
-            start,
-            offset,
-            count_query,
             calibration_weight=calibration_weight,
             positive_margin=positive_margin,
             negative_margin=negative_margin,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recollect.common.errors import ConfigError, InputError, require
-from recollect.common.text import check_flag, check_number, check_whole
+from recollect.common.errors import InputError, require
+from recollect.common.text import check_choice, check_flag, check_number, check_whole
 from recollect.losses.checks import check_inputs
 from recollect.losses.engine.tile_loop import compute_dtype, count_matches, same_set, zero_loss
 
@@ -29,10 +29,9 @@ class MetricLearningLoss(nn.Module):
         loss: the library's loss.
         miner: the library's miner, or None to use every pair.
         num_classes: labels must be 0 … num_classes − 1; None if any labels will do.
-        dim: the embeddings' dimension, for a loss with one vector per class.
+        dim: the embeddings' dimension, for a loss with one vector per class. Other losses are 0 where no query has a
+            positive.
         takes_references: whether a separate reference set makes sense.
-        needs_positives: whether a batch in which no query has a positive gives 0. Losses that compare with class
-            vectors do not need positives.
     """
 
     def __init__(
@@ -44,16 +43,10 @@ class MetricLearningLoss(nn.Module):
         num_classes: int | None = None,
         dim: int | None = None,
         takes_references: bool = True,
-        needs_positives: bool = True,
     ) -> None:
         super().__init__()
-        self.name = name
-        self.loss = loss
-        self.miner = miner
-        self.num_classes = num_classes
-        self.dim = dim
+        self.name, self.loss, self.miner, self.num_classes, self.dim = name, loss, miner, num_classes, dim
         self.takes_references = takes_references
-        self.needs_positives = needs_positives
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
@@ -66,7 +59,7 @@ class MetricLearningLoss(nn.Module):
         # A copy: if both kinds of labels are one tensor, the library treats the two sets as one and drops pairs.
         ref_ids = None if ref_labels is None else ref_labels.to(embeddings.device, torch.int64, copy=True)
         others = ids if ref_ids is None else ref_ids
-        if self.needs_positives and not bool((count_matches(ids, others) > (ref_ids is None)).any()):
+        if self.dim is None and not bool((count_matches(ids, others) > (ref_ids is None)).any()):
             return zero_loss(embeddings, ref_emb)
         dtype = compute_dtype(embeddings, ref_emb)
         queries = embeddings.to(dtype)
@@ -83,7 +76,7 @@ class MetricLearningLoss(nn.Module):
 
         Raises:
             InputError: a reference set for a loss that takes none, labels beyond the number of classes, embeddings of
-                another dimension or on another device than the loss's own parameters.
+                another dimension than the loss's own parameters.
         """
         check_inputs(embeddings, labels, ref_emb, ref_labels)
         if not self.takes_references and not same_set(embeddings, labels, ref_emb, ref_labels):
@@ -103,12 +96,6 @@ class MetricLearningLoss(nn.Module):
                 raise InputError(
                     f"{self.name} was made for labels 0 to {self.num_classes - 1} and got labels from {smallest} to "
                     f"{largest}: number the classes from 0 and set num_classes to their number."
-                )
-        for parameter in self.loss.parameters():
-            if parameter.device != embeddings.device:
-                raise InputError(
-                    f"{self.name} has parameters on {parameter.device} but the embeddings are on "
-                    f"{embeddings.device}: call loss.to({str(embeddings.device)!r}) before making the optimizer."
                 )
 
     def extra_repr(self) -> str:
@@ -137,7 +124,7 @@ def contrastive(pos_margin: float = 0.0, neg_margin: float = 1.0, distance: str 
     [s⁻ − neg_margin]₊.
     """
     # 0 and 1: Roth et al. 2020 (arXiv:2002.08473), on unit vectors.
-    _choose("distance", distance, ("euclidean", "cosine"))
+    check_choice("distance", distance, ("euclidean", "cosine"))
     _margins(pos_margin=pos_margin, neg_margin=neg_margin)
     library = _library()
     metric = library.distances.CosineSimilarity() if distance == "cosine" else library.distances.LpDistance()
@@ -154,7 +141,7 @@ def triplet(margin: float = 0.2, miner: str = "semihard", squared: bool = False)
     distances, as FaceNet does.
     """
     # 0.2: FaceNet, and Roth et al. 2020 with plain distances.
-    _choose("miner", miner, _MINERS)
+    check_choice("miner", miner, _MINERS)
     _positive(margin=margin)
     check_flag("squared", squared)
     library = _library()
@@ -178,7 +165,7 @@ def margin(
     for all. Negatives are drawn by distance-weighted sampling (cut off at 0.5 and 1.4) from torch's generator.
     """
     # 0.2, 1.2, 0 and the cut-offs: Wu et al. 2017 and Roth et al. 2020, who learn beta at a rate of 5e-4.
-    _choose("miner", miner, _MINERS)
+    check_choice("miner", miner, _MINERS)
     _positive(margin=margin)
     _margins(beta=beta, nu=nu)
     check_flag("learn_beta", learn_beta)
@@ -240,8 +227,7 @@ def norm_softmax(num_classes: int, dim: int, temperature: float = 0.05) -> Metri
     """
     # 0.05: the paper.
     _positive(temperature=temperature)
-    loss = _library().losses.NormalizedSoftmaxLoss(**_sizes(num_classes, dim), temperature=temperature)
-    return _with_class_vectors("norm_softmax", loss, num_classes, dim)
+    return _with_class_vectors("norm_softmax", "NormalizedSoftmaxLoss", num_classes, dim, temperature=temperature)
 
 
 def proxy_nca(num_classes: int, dim: int, scale: float = 1.0) -> MetricLearningLoss:
@@ -253,8 +239,7 @@ def proxy_nca(num_classes: int, dim: int, scale: float = 1.0) -> MetricLearningL
     """
     # 1: the paper, which has no temperature.
     _positive(scale=scale)
-    loss = _library().losses.ProxyNCALoss(**_sizes(num_classes, dim), softmax_scale=scale)
-    return _with_class_vectors("proxy_nca", loss, num_classes, dim)
+    return _with_class_vectors("proxy_nca", "ProxyNCALoss", num_classes, dim, softmax_scale=scale)
 
 
 def proxy_anchor(num_classes: int, dim: int, margin: float = 0.1, alpha: float = 32.0) -> MetricLearningLoss:
@@ -267,8 +252,7 @@ def proxy_anchor(num_classes: int, dim: int, margin: float = 0.1, alpha: float =
     # 0.1 and 32: the paper.
     _positive(alpha=alpha)
     _margins(margin=margin)
-    loss = _library().losses.ProxyAnchorLoss(**_sizes(num_classes, dim), margin=margin, alpha=alpha)
-    return _with_class_vectors("proxy_anchor", loss, num_classes, dim)
+    return _with_class_vectors("proxy_anchor", "ProxyAnchorLoss", num_classes, dim, margin=margin, alpha=alpha)
 
 
 def arcface(num_classes: int, dim: int, margin: float = 28.6, scale: float = 64.0) -> MetricLearningLoss:
@@ -281,8 +265,7 @@ def arcface(num_classes: int, dim: int, margin: float = 28.6, scale: float = 64.
     _positive(scale=scale)
     _margins(margin=margin)
     # In one dimension every cosine is ±1, where the angle has no finite gradient.
-    loss = _library().losses.ArcFaceLoss(**_sizes(num_classes, dim, least=2), margin=margin, scale=scale)
-    return _with_class_vectors("arcface", loss, num_classes, dim)
+    return _with_class_vectors("arcface", "ArcFaceLoss", num_classes, dim, least=2, margin=margin, scale=scale)
 
 
 def cosface(num_classes: int, dim: int, margin: float = 0.35, scale: float = 64.0) -> MetricLearningLoss:
@@ -294,8 +277,7 @@ def cosface(num_classes: int, dim: int, margin: float = 0.35, scale: float = 64.
     # 0.35 and 64: the paper.
     _positive(scale=scale)
     _margins(margin=margin)
-    loss = _library().losses.CosFaceLoss(**_sizes(num_classes, dim), margin=margin, scale=scale)
-    return _with_class_vectors("cosface", loss, num_classes, dim)
+    return _with_class_vectors("cosface", "CosFaceLoss", num_classes, dim, margin=margin, scale=scale)
 
 
 def _library() -> Any:
@@ -304,17 +286,14 @@ def _library() -> Any:
     return require("pytorch_metric_learning", "baselines", "This loss")
 
 
-def _with_class_vectors(name: str, loss: Any, num_classes: int, dim: int) -> MetricLearningLoss:
-    return MetricLearningLoss(
-        name, loss, num_classes=num_classes, dim=dim, takes_references=False, needs_positives=False
-    )
-
-
-def _sizes(num_classes: int, dim: int, least: int = 1) -> dict[str, int]:
-    return {
-        "num_classes": check_whole("num_classes", num_classes, 1, 10**8),
-        "embedding_size": check_whole("dim", dim, least, 10**6),
-    }
+def _with_class_vectors(
+    name: str, kind: str, num_classes: int, dim: int, least: int = 1, **options: float
+) -> MetricLearningLoss:
+    """The library's loss called ``kind``, with a vector of at least ``least`` numbers per class."""
+    check_whole("num_classes", num_classes, 1, 10**8)
+    check_whole("dim", dim, least, 10**6)
+    loss = getattr(_library().losses, kind)(num_classes=int(num_classes), embedding_size=int(dim), **options)
+    return MetricLearningLoss(name, loss, num_classes=num_classes, dim=dim, takes_references=False)
 
 
 def _miner(library: Any, name: str, margin: float, metric: Any) -> Any:
@@ -325,11 +304,6 @@ def _miner(library: Any, name: str, margin: float, metric: Any) -> Any:
     if name == "distance_weighted":
         return library.miners.DistanceWeightedMiner(cutoff=0.5, nonzero_loss_cutoff=1.4)
     return None
-
-
-def _choose(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in choices:
-        raise ConfigError(f"{option} {value!r} is unknown: choose one of {', '.join(choices)}.")
 
 
 def _positive(**options: float) -> None:

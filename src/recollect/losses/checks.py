@@ -9,10 +9,8 @@ from torch import Tensor
 
 from recollect.common.errors import InputError
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TEMPERATURES = (1e-8, 1e8)
 """The range of a temperature. Beyond it a step is flat, or no number type can hold its slope."""
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 def check_inputs(
@@ -34,10 +32,6 @@ def check_inputs(
                 f"embeddings have {embeddings.shape[1]} dimensions and ref_emb {ref_emb.shape[1]}: "
                 "both must come from the same model."
             )
-        if ref_emb.device != embeddings.device:
-            raise InputError(
-                f"embeddings are on {embeddings.device} and ref_emb on {ref_emb.device}: move one of them."
-            )
     return longest * longest_reference
 
 
@@ -46,11 +40,9 @@ def _check_pair(embeddings: Tensor, labels: Tensor, name: str, labels_name: str)
         raise InputError(f"{name} and {labels_name} must be tensors.")
     if embeddings.ndim != 2:
         raise InputError(f"{name} must be a matrix (images × dimensions), but its shape is {tuple(embeddings.shape)}.")
-    if embeddings.dtype not in _FLOATS:
-        raise InputError(
-            f"{name} must be floating point (float16, bfloat16, float32 or float64), but are {embeddings.dtype}."
-        )
-    if labels.ndim != 1 or labels.dtype not in _INTEGERS:
+    if not embeddings.is_floating_point():
+        raise InputError(f"{name} must be floating point, but are {embeddings.dtype}.")
+    if labels.ndim != 1 or labels.is_floating_point():
         raise InputError(
             f"{labels_name} must be a vector of integers, but has shape {tuple(labels.shape)} and type {labels.dtype}."
         )

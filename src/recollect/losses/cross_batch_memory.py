@@ -84,9 +84,7 @@ class CrossBatchMemory(nn.Module):
             raise ConfigError(
                 "loss_options contains simix, but SiMix mixes images of one batch only: remove it to use a memory."
             )
-        self.wrapped = wrapped
-        self.dim = dim
-        self.memory_size = memory_size
+        self.wrapped, self.dim, self.memory_size = wrapped, dim, memory_size
         self.register_buffer("stored_embeddings", torch.zeros(memory_size, dim))
         self.register_buffer("stored_labels", torch.zeros(memory_size, dtype=torch.int64))
         # Where the next embedding goes, and how many are stored: buffers, so that state_dict is the whole state.
@@ -112,11 +110,6 @@ class CrossBatchMemory(nn.Module):
             raise InputError(
                 f"the memory was made for embeddings of {self.dim} dimensions and got {embeddings.shape[1]}: "
                 f"make it with dim={embeddings.shape[1]}."
-            )
-        if self.stored_embeddings.device != embeddings.device:
-            raise InputError(
-                f"the memory is on {self.stored_embeddings.device} but the embeddings are on {embeddings.device}: "
-                f"move it with loss.to({str(embeddings.device)!r})."
             )
         if self.training and len(embeddings) > self.memory_size:
             raise InputError(

@@ -23,13 +23,11 @@ from recollect.common.errors import ConfigError, InputError
 from recollect.common.text import check_number
 from recollect.losses.checks import TEMPERATURES
 from recollect.losses.engine.simix import Mixing
-from recollect.losses.engine.soft_rank import SoftRank, StepSums
+from recollect.losses.engine.soft_rank import RankedTile, SoftRank, StepSums
 from recollect.losses.engine.steps import Step, hidden
 from recollect.losses.engine.tile_loop import Pairing, Term, TileFunction, TileIndices, TileRun
 from recollect.losses.rank_loss import RankOptions, TiledLoss
 from recollect.losses.recall_at_k import make_step
-
-_BLOCK_BYTES = 4 * 2**20  # as in soft_rank.py
 
 
 @dataclass(frozen=True)
@@ -84,17 +82,12 @@ class GradedRank(SoftRank):
         return _GradedTile(self, run, labels.to(device), ref_labels.to(device))
 
 
-class _GradedTile:
+class _GradedTile(RankedTile):
     """Computes ``GradedRank`` on a tile."""
 
     def __init__(self, term: GradedRank, run: TileRun, labels: Tensor, ref_labels: Tensor) -> None:
-        self.term, self.labels, self.ref_labels = term, labels, ref_labels
-        self.num_queries, self.needs_grad = run.layout.num_queries, run.wanted
-        room = min(_BLOCK_BYTES, run.memory // 4) if run.on_cpu else run.memory // 4
-        self.block = run.queries.new_empty(max(1, room // run.item_bytes))
-        # Values below the floor would be lost in rounding.
-        self.floor = 1e-18 if self.block.dtype == torch.float32 else 1e-60
-        self.scale = term.scale(self.block.dtype)
+        super().__init__(term, run)
+        self.graded_loss, self.labels, self.ref_labels = term.graded_loss, labels, ref_labels
 
     def __call__(self, similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
         unseen = hidden(similarities.dtype)
@@ -119,9 +112,13 @@ class _GradedTile:
             ahead = across.sums(torch.zeros_like(level.x))
             ranks.append(level.ranks(below.sums(same + ahead), same, ahead))
             sums.append((among, across, below))
-        if not self.needs_grad:
-            return self.term.graded_loss(*ranks).sum(dtype=torch.float64) / self.num_queries, similarities
-        value, weights = self._weigh(ranks)
+        if not self.wanted:
+            return self.graded_loss(*ranks).sum(dtype=torch.float64) / self.num_queries, similarities
+        leaves = [leaf for level in ranks for leaf in (level.all, level.same, level.other)]
+        value, slopes = self.weigh(
+            lambda: self.graded_loss(*ranks), leaves, [level.mask for level in ranks for _ in range(3)]
+        )
+        weights = [slopes[:3], slopes[3:]]
 
         gradient = torch.zeros_like(similarities)
         at_items = [torch.zeros_like(level.x) for level in levels]
@@ -136,19 +133,6 @@ class _GradedTile:
         for level, here in zip(levels, at_items, strict=True):
             gradient.scatter_add_(0, level.positions, torch.where(level.mask, here, 0.0))
         return value, gradient
-
-    def _weigh(self, ranks: list[LevelRanks]) -> tuple[Tensor, list[list[Tensor]]]:
-        """The tile's part of the loss, and its scaled derivative with respect to each kind of rank; 0 for padding."""
-        leaves = [leaf.requires_grad_() for level in ranks for leaf in (level.all, level.same, level.other)]
-        with torch.enable_grad():
-            total = self.term.graded_loss(*ranks).sum()
-        slopes = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-        masks = [level.mask for level in ranks for _ in range(3)]
-        weights = []
-        for slope, mask in zip(slopes, masks, strict=True):
-            slope = slope / self.num_queries
-            weights.append(torch.where(slope.abs() > self.floor, slope, 0.0) * mask * self.scale)
-        return total.detach().double() / self.num_queries, [weights[:3], weights[3:]]
 
 
 class _Level:
@@ -225,23 +209,18 @@ class HierarchicalAP(TiledLoss):
         self.step = make_step(step, check_number("tau", tau, *TEMPERATURES))
         self.prune = rank_options.prune
         self.register_buffer("coarse", torch.tensor(coarse), persistent=False)
-        self._fine: tuple[Tensor, Tensor] | None = None
 
     coarse: Tensor
+    _fine: tuple[Tensor, Tensor]
 
     def of_pairing(self, pairing: Pairing, share: tuple[int, int] = (0, 1)) -> Tensor:
         """The loss of queries against references, already checked; the tile loop gets the coarser labels."""
         self._fine = pairing.labels, pairing.ref_labels
         labels, ref_labels = (self._coarser(labels) for labels in self._fine)
-        try:
-            return super().of_pairing(replace(pairing, labels=labels, ref_labels=ref_labels), share)
-        finally:
-            self._fine = None
+        return super().of_pairing(replace(pairing, labels=labels, ref_labels=ref_labels), share)
 
     def term(self) -> Term:
         """Ranks of two levels, and the loss on them."""
-        if self._fine is None:
-            raise TypeError("the labels of a batch come first")
         return GradedRank(self.graded_loss, self.step, *self._fine, prune=self.prune)
 
     def graded_loss(self, coarse: LevelRanks, fine: LevelRanks) -> Tensor:
@@ -258,8 +237,6 @@ class HierarchicalAP(TiledLoss):
 
     def _mix(self, labels: Tensor, ref_labels: Tensor | None) -> tuple[Mixing, Mixing]:
         """Only images with the same fine label are mixed."""
-        if self._fine is None:
-            raise TypeError("the labels of a batch come first")
         return super()._mix(self._fine[0], None if ref_labels is None else self._fine[1])
 
     def _coarser(self, labels: Tensor) -> Tensor:

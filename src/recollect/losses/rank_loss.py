@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.common.errors import ConfigError, InputError
-from recollect.common.text import check_flag, check_number, check_whole
+from recollect.common.text import check_choice, check_flag, check_number, check_whole
 from recollect.losses.checks import check_inputs
 from recollect.losses.engine.simix import MAX_PAIRS, Mixing, draw_mixing
 from recollect.losses.engine.soft_rank import Ranks, SoftRank
@@ -41,13 +41,10 @@ class Calibration(Term):
 
     def start(self, run: TileRun) -> TileFunction:
         """Count the pairs first: the gradient of each mean depends on the number of pairs."""
-        if self.violating:
-            positives = negatives = 0
-            for similarities, tile in run.tiles():
-                short, excess, _ = self._hinges(similarities, tile)
-                positives, negatives = positives + int((short > 0).sum()), negatives + int((excess > 0).sum())
-        else:
-            positives, negatives = run.layout.num_pairs
+        positives, negatives = (0, 0) if self.violating else run.layout.num_pairs
+        for similarities, tile in run.tiles() if self.violating else ():
+            short, excess, _ = self._hinges(similarities, tile)
+            positives, negatives = positives + int((short > 0).sum()), negatives + int((excess > 0).sum())
         positives, negatives = max(1, positives), max(1, negatives)
 
         def of_tile(similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
@@ -105,8 +102,7 @@ class TileOptions:
         check_number("calibration_weight", self.calibration_weight, 0, 1)
         check_number("positive_margin", self.positive_margin, -1e6, 1e6)
         check_number("negative_margin", self.negative_margin, -1e6, 1e6)
-        if not isinstance(self.calibrate, str) or self.calibrate not in ("all", "violating"):
-            raise ConfigError(f"calibrate {self.calibrate!r} is unknown: choose 'all' or 'violating'.")
+        check_choice("calibrate", self.calibrate, ("all", "violating"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +123,8 @@ class RankOptions(TileOptions):
 class TiledLoss(nn.Module):
     """Base of the losses on the tile loop; called as ``loss(embeddings, labels)``."""
 
-    options_type: ClassVar[type[TileOptions]] = TileOptions
-    """The ``**options`` of a subclass."""
+    options_type: ClassVar[type] = TileOptions
+    """What takes the ``**options`` of a subclass."""
 
     def __init__(self, options: TileOptions) -> None:
         super().__init__()
@@ -214,7 +210,7 @@ class RankLoss(TiledLoss):
         True
     """
 
-    options_type = RankOptions
+    options_type: ClassVar[type] = RankOptions
 
     def __init__(
         self,

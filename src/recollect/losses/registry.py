@@ -13,12 +13,11 @@ import copy
 import importlib
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from recollect.common import plugins
-from recollect.common.errors import ConfigError, RecollectError, in_one_line
+from recollect.common.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -78,11 +77,8 @@ def _tiled(name: str, target: str, description: str) -> LossEntry:
     return LossEntry(name, f"recollect.losses.{target}", "rank", description, _TILED)
 
 
-def _baseline(
-    name: str, family: str, description: str, memory: str, *, parameters: bool = False, references: bool = True
-) -> LossEntry:
-    target = f"recollect.losses.baselines:{name}"
-    return LossEntry(name, target, family, description, memory, "baselines", parameters, references)
+def _baseline(name: str, family: str, description: str, memory: str, **more: bool) -> LossEntry:
+    return LossEntry(name, f"recollect.losses.baselines:{name}", family, description, memory, "baselines", **more)
 
 
 _ENTRIES = (
@@ -149,20 +145,13 @@ def create(name: str, **options: Any) -> nn.Module:
     """
     from torch import nn
 
-    entry, maker = _lookup(name)
+    _, maker = _lookup(name)
     # A loss from outside may take any option with **.
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(maker).parameters.values())
-    is_closed = not takes_any or getattr(maker, "options_type", None) is not None
-    plugins.check_options(maker, options, f"loss {name!r}", _parameters(maker) if is_closed else None)
-    try:
-        with plugins.errors_as_config(f"loss {name!r}") if entry.family == "outside" else nullcontext():
-            loss = maker(**options)
-    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
-        if isinstance(error, RecollectError):
-            raise
-        # A value of the wrong kind, or one too large for the memory.
-        settings = ", ".join(f"{option}={value!r}" for option, value in options.items()) or "its defaults"
-        raise ConfigError(f"loss {name!r} cannot be made with {settings}: {in_one_line(error)}.") from error
+    known = _parameters(maker) if hasattr(maker, "options_type") else None
+    plugins.check_options(maker, options, f"loss {name!r}", known)
+    settings = ", ".join(f"{option}={value!r}" for option, value in options.items())
+    with plugins.errors_as_config(f"loss {name!r}" + (f" with {settings}" if settings else "")):
+        loss = maker(**options)
     if not isinstance(loss, nn.Module):
         raise ConfigError(
             f"loss {name!r} returned a {type(loss).__name__}: it must be an nn.Module, or a function that returns one."
@@ -218,11 +207,10 @@ def _lookup(name: str) -> tuple[LossEntry, Callable[..., Any]]:
 
 
 def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """A maker's options; its ``**options``, if any, are the fields of its ``options_type``."""
-    parameters = inspect.signature(maker).parameters
-    own = {name: parameter for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
-    shared = getattr(maker, "options_type", None) if len(own) < len(parameters) else None
-    inherited = {} if shared is None else dict(inspect.signature(shared).parameters)
+    """A maker's options; its ``**options``, if any, are those of its ``options_type``."""
+    own, more = plugins.options_of(maker), getattr(maker, "options_type", None)
+    is_open = len(own) < len(inspect.signature(maker).parameters)
+    inherited = {} if more is None or not is_open else _parameters(more)
     return own | {name: parameter for name, parameter in inherited.items() if name not in own}
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from recollect.common.errors import ConfigError, DataError, DataWarning
 from recollect.common.images import IMAGE_SUFFIXES
 from recollect.common.reading import is_folder, visible_entries
-from recollect.common.text import number_of, some_names
+from recollect.common.text import check_choice, check_flag, check_whole, number_of, some_names
 from recollect.data.folders import (
     OUTSIDE_CLASS_FOLDERS,
     OUTSIDE_SPLIT_FOLDERS,
@@ -81,15 +81,13 @@ def read(
         nested: the folders of ``root`` are the classes, even if the folders inside them look like classes; by default an
             error asks then (``find_inner_classes``).
     """
-    if class_split not in CLASS_SPLITS:
-        raise ConfigError(f"class_split {class_split!r} is unknown: choose one of {', '.join(CLASS_SPLITS)}.")
+    check_choice("class_split", class_split, CLASS_SPLITS)
+    check_flag("nested", nested)
     # Options come from YAML.
     if test_share is not None and (not isinstance(test_share, float | int) or not 0 < test_share < 1):
         raise ConfigError(f"test_share is {test_share!r}: it must be a number between 0 and 1.")
-    if split_seed is not None and (type(split_seed) is not int or not 0 <= split_seed < 2**63):
-        raise ConfigError(f"split_seed is {split_seed!r}: it must be a whole number, 0 or more.")
-    if not isinstance(nested, bool):
-        raise ConfigError(f"nested is {nested!r}: it must be true or false.")
+    if split_seed is not None:
+        split_seed = check_whole("split_seed", split_seed, 0, 2**63 - 1)
     if class_split == "alphabet" and test_share not in (None, 0.5):
         raise ConfigError("class_split='alphabet' divides the classes in halves: remove test_share, or use 'balanced'.")
     if train_classes is not None:
@@ -110,22 +108,19 @@ def read(
     skipped = Counter([each.reason for each in unused])
     parts = [] if pooled else sorted({part for _, _, part in rows} - {""})
     facts: dict[str, Any] = {"left_out": dict(skipped)}
-    part = ""
+    part, choices = part_to_use(split, parts), parts or ["train", "test"]
+    if part not in (*choices, "all"):
+        raise DataError(f"{root}: there is no split {split!r}; the splits are {', '.join(map(repr, choices))}.")
     if split == "all":
         rows_of_split = rows
     elif parts:
         if split_seed is not None:
             raise ConfigError(f"{root} says itself what is for testing: remove split_seed, or also give test_share.")
-        part = part_to_use(split, parts)
         if part != split:
             sentence = f"{root}: there is no test part, so the part {part!r} is used for testing."
             warnings.warn(sentence, DataWarning, stacklevel=3)
         rows_of_split = [row for row in rows if row[2] == part]
-        if not rows_of_split:
-            raise DataError(f"{root}: there is no split {split!r}; the splits are {', '.join(map(repr, parts))}.")
     else:
-        if split not in ("train", "test"):
-            raise DataError(f"{root}: there is no split {split!r}; the splits are 'train', 'test' and 'all'.")
         if train_classes is None:
             test_share, split_seed = test_share or 0.5, split_seed or 0
             testing = _test_classes(rows, root, class_split, test_share, split_seed)
@@ -140,7 +135,7 @@ def read(
     if unreadable:
         remedies = "".join([f". {remedy}" for reason, remedy in _REMEDIES.items() if reason in unreadable])
         # Each part has counts of its own. Named, they stay two remarks if the numbers are the same.
-        place = f"{root}, part {part!r}" if part else f"{root}"
+        place = f"{root}, part {part!r}" if parts and split != "all" else f"{root}"
         warnings.warn(f"{place}: left out {counted(unreadable)}{remedies}.", DataWarning, stacklevel=3)
     return make_set(SOURCE, root, split, names, classes, facts=facts)
 
@@ -170,12 +165,7 @@ def listed_once() -> Iterator[None]:
 
 
 def _rows(
-    root: Path,
-    csv: str | Path | None,
-    skipped: list[SkippedFile],
-    split: str = "all",
-    *,
-    nested: bool = False,
+    root: Path, csv: str | Path | None, skipped: list[SkippedFile], split: str = "all", *, nested: bool = False
 ) -> list[Row]:
     listings, key = {} if _listings is None else _listings, (root, csv, nested)
     if key in listings:
@@ -188,20 +178,18 @@ def _rows(
         rows = list(_folder_rows(root, skipped, split, nested))
     if csv is not None or not any(part for _, _, part in rows):  # of split folders, only the requested one was read
         listings[key] = rows, list(skipped)
-    if not rows and csv is not None:
+    if rows:
+        return rows
+    if csv is not None:
         raise SOURCE.layout_error(f"{root / csv} lists no images.")
-    reasons = Counter() if rows else Counter([each.reason for each in skipped])
-    if not rows and (loose := reasons[OUTSIDE_CLASS_FOLDERS]):
+    reasons = Counter([each.reason for each in skipped])
+    if loose := reasons[OUTSIDE_CLASS_FOLDERS]:
         raise SOURCE.layout_error(
             f"{root} has {number_of(loose, 'image')} but no class folders. Give a folder with one folder per class; "
             f"if {root.name or 'this'} is one of the classes, give the folder that contains it."
         )
-    if not rows:
-        reasons_text = f"; left out: {counted(reasons)}" if reasons else ""
-        raise SOURCE.layout_error(
-            f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}{reasons_text})."
-        )
-    return rows
+    left_out = f"; left out: {counted(reasons)}" if reasons else ""
+    raise SOURCE.layout_error(f"no images below {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}{left_out}).")
 
 
 def _test_classes(rows: list[Row], root: Path, class_split: str, test_share: float, split_seed: int) -> frozenset[str]:
@@ -222,14 +210,12 @@ def _other_classes(rows: list[Row], root: Path, train_classes: Sequence[str]) ->
     """The classes that are not in ``train_classes``."""
     classes, train = {label for _, label, _ in rows}, set(train_classes)
     if not classes & train:
+        count, names = number_of(len(train), "class"), some_names(sorted(train))
         raise DataError(
-            f"{root}: none of the {number_of(len(train), 'class')} of {_TRAIN_CLASSES} is here "
-            f"({some_names(sorted(train))}). Give the folder that has them, or remove it."
+            f"{root}: none of the {count} of {_TRAIN_CLASSES} is here ({names}). Give the folder that has them."
         )
     if classes <= train:
-        raise DataError(
-            f"{root}: every class is one of {_TRAIN_CLASSES}, so that none is left for testing. Add classes, or remove it."
-        )
+        raise DataError(f"{root}: every class is one of {_TRAIN_CLASSES}, so that none is left for testing.")
     if missing := sorted(train - classes):
         count = number_of(len(missing), "class of train_classes is/classes of train_classes are")
         warnings.warn(

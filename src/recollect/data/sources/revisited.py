@@ -10,7 +10,9 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,8 +21,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.common.errors import ConfigError, DataError
+from recollect.common.errors import DataError
 from recollect.common.reading import TEXT_LIMIT, read_bytes
+from recollect.common.text import check_choice
 from recollect.data.image_set import ImageSet
 from recollect.data.registry import Counts, Source, check_split_allowed, make_set, without_missing
 from recollect.data.tables import need, read_lines
@@ -74,8 +77,7 @@ def load_revisited(name: str, root: Path | str) -> RevisitedBenchmark:
         DataError: files are missing: leaving images out would shift the indices.
     """
     check_split_allowed(name)
-    if name not in _BENCHMARKS:
-        raise ConfigError(f"there is no benchmark {name!r}: choose one of {', '.join(_BENCHMARKS)}.")
+    check_choice("benchmark", name, tuple(_BENCHMARKS))
     benchmark = _read_benchmark(_BENCHMARKS[name], Path(root))
     for images in (benchmark.database, benchmark.queries):
         without_missing(_BENCHMARKS[name], images, "error")
@@ -110,15 +112,16 @@ def _read_distractors(root: Path, split: str) -> ImageSet:
 def _read_revisited(source: Source, root: Path) -> RevisitedBenchmark:
     name = source.name
     path = need(source, root / name / f"gnd_{name}.pkl")
-    content = _dictionary(read_plain_pickle(path), ("imlist", "qimlist", "gnd"), path)
-    database, queries = (_texts(content[key], key, path) for key in ("imlist", "qimlist"))
-    truth = _truth(content["gnd"], len(queries), path)
-    try:
-        boxes = np.array([entry["bbx"] for entry in truth], dtype=np.float64).reshape(len(queries), 4)
-    except (KeyError, ValueError, TypeError) as error:
-        raise DataError(f"{path}: every query needs a box 'bbx' of four numbers ({error}).") from error
-    easy, hard, junk = (_indices(truth, key, len(database), path) for key in ("easy", "hard", "junk"))
-    database, queries = ([f"{name}/jpg/{image}.jpg" for image in images] for images in (database, queries))
+    content = read_plain_pickle(path)
+    with _lists_expected(path):
+        truth = content["gnd"]
+        database, queries = (
+            [f"{name}/jpg/" + image + ".jpg" for image in content[key]] for key in ("imlist", "qimlist")
+        )
+        boxes = np.array([[float(side) for side in entry["bbx"]] for entry in truth]).reshape(len(queries), 4)
+        easy, hard, junk = (
+            [_indices(entry[key], len(database)) for entry in truth] for key in ("easy", "hard", "junk")
+        )
     sets = _unlabelled(source, root, "database", database), _unlabelled(source, root, "queries", queries, boxes)
     return RevisitedBenchmark(name, *sets, easy, hard, junk)
 
@@ -126,18 +129,16 @@ def _read_revisited(source: Source, root: Path) -> RevisitedBenchmark:
 def _read_sfm(source: Source, root: Path) -> RevisitedBenchmark:
     folder = _sfm_folder(root, f"{SFM}-val-eccv2020.pkl")
     path = need(source, root / folder / f"{SFM}-val-eccv2020.pkl")
-    content = _dictionary(read_plain_pickle(path), ("cids", "qidx", "gnd"), path)
-    identities = _texts(content["cids"], "cids", path)
-    database = [_sfm_file_name(folder, identity) for identity in identities]
-    queries = _checked(content["qidx"], "qidx", len(database), path)
-    truth = _truth(content["gnd"], len(queries), path)
-    easy = _indices(truth, "ok" if "ok" in truth[0] else "easy", len(database), path)
-    junk = [
-        np.union1d(_checked(entry.get("junk", []), "junk", len(database), path), [query])
-        for entry, query in zip(truth, queries.tolist(), strict=True)
-    ]
-    easy = [np.setdiff1d(positives, ignored) for positives, ignored in zip(easy, junk, strict=True)]
-    hard = [np.empty(0, np.int64) for _ in truth]
+    content = read_plain_pickle(path)
+    easy, junk = [], []
+    with _lists_expected(path):
+        database = [_sfm_file_name(folder, identity) for identity in content["cids"]]
+        queries = _indices(content["qidx"], len(database))
+        for entry, query in zip(content["gnd"], queries.tolist(), strict=True):
+            junk.append(np.union1d(_indices(entry.get("junk", []), len(database)), [query]))
+            positives = _indices(entry["ok"] if "ok" in entry else entry["easy"], len(database))
+            easy.append(np.setdiff1d(positives, junk[-1]))
+    hard = [np.empty(0, np.int64) for _ in easy]
     images = _unlabelled(source, root, "database", database)
     query_images = _unlabelled(source, root, "queries", [database[query] for query in queries.tolist()])
     return RevisitedBenchmark(source.name, images, query_images, easy, hard, junk, query_rows=queries)
@@ -150,37 +151,25 @@ def _sfm_folder(root: Path, file: str) -> str:
 
 def _sfm_file_name(folder: str, identity: str) -> str:
     """Images are spread over folders named by the last six characters of their identity, two by two."""
-    return f"{folder}ims/{identity[-2:]}/{identity[-4:-2]}/{identity[-6:-4]}/{identity}"
+    return "/".join([f"{folder}ims", identity[-2:], identity[-4:-2], identity[-6:-4], identity])
 
 
-def _dictionary(value: Any, keys: Sequence[str], path: Path) -> dict[str, Any]:
-    if not isinstance(value, dict) or not set(keys) <= value.keys():
-        raise DataError(f"{path}: expected a dict with {', '.join(keys)}.")
-    return value
+@contextmanager
+def _lists_expected(path: Path) -> Iterator[None]:
+    """Turn errors from reading the lists of another kind of file into one that names the file.
+
+    Values are used as numbers or text only: a pickle may hold lists that would take forever to print.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path}: not the lists that are expected ({type(error).__name__}: {error}).") from error
 
 
-def _texts(value: Any, key: str, path: Path) -> list[str]:
-    if not isinstance(value, list | tuple) or not value or not all(isinstance(item, str) for item in value):
-        raise DataError(f"{path}: {key} must be a list of names.")
-    return list(value)
-
-
-def _truth(value: Any, count: int, path: Path) -> list[dict[str, Any]]:
-    if not isinstance(value, list | tuple) or len(value) != count or not all(isinstance(item, dict) for item in value):
-        raise DataError(f"{path}: gnd must be a list of {count} dicts, one per query.")
-    return list(value)
-
-
-def _indices(truth: list[dict[str, Any]], key: str, count: int, path: Path) -> list[NDArray[np.int64]]:
-    if not all(key in entry for entry in truth):
-        raise DataError(f"{path}: gnd has no list {key!r} for some query.")
-    return [_checked(entry[key], key, count, path) for entry in truth]
-
-
-def _checked(value: Any, key: str, count: int, path: Path) -> NDArray[np.int64]:
-    if not isinstance(value, list | tuple) or not all(isinstance(i, int) and 0 <= i < count for i in value):
-        raise DataError(f"{path}: {key} must be a list of indices from 0 to {count - 1}.")
-    return np.array(value, dtype=np.int64)
+def _indices(values: Sequence[Any], count: int) -> NDArray[np.int64]:
+    if not all(isinstance(index, int) and 0 <= index < count for index in values):
+        raise ValueError(f"indices must be whole numbers from 0 to {count - 1}, not {reprlib.repr(values)}")
+    return np.array(values, dtype=np.int64)
 
 
 def _read_part(name: str, root: Path, split: str) -> ImageSet:
@@ -220,31 +209,19 @@ def load_sfm_pairs(root: Path | str, part: str = "whiten") -> MatchingPairs:
         DataError: files are missing, or the file is damaged or not a list of pairs.
     """
     check_split_allowed(f"sfm120k/{part}", "train" if part == "whiten" else part)
-    if part not in PAIRS:
-        raise ConfigError(f"SfM-120k has no pairs {part!r}: choose one of {', '.join(PAIRS)}.")
+    check_choice("pairs of SfM-120k", part, PAIRS)
     root, file = Path(root), f"{SFM}-whiten.pkl" if part == "whiten" else f"{SFM}.pkl"
     folder = _sfm_folder(root, file)
     path = need(SFM120K, root / folder / file)
     content = read_plain_pickle(path)
-    if part != "whiten":
-        content = content.get(part) if isinstance(content, dict) else None
-    content = _dictionary(content, ("cids", "qidxs", "pidxs"), path)
-    identities = _texts(content["cids"], "cids", path)
-    queries, positives = (_checked(content[key], key, len(identities), path) for key in ("qidxs", "pidxs"))
-    if len(queries) != len(positives):
-        raise DataError(f"{path}: {len(queries):,} qidxs but {len(positives):,} pidxs; each pair needs one of both.")
-    clusters = content.get("cluster")
-    if clusters is not None:
-        clusters = _checked(clusters, "cluster", 2**31, path).tolist()
-        if len(clusters) != len(identities):
-            raise DataError(f"{path}: {len(identities):,} cids but {len(clusters):,} clusters.")
-    images = make_set(
-        SFM120K,
-        root,
-        part,
-        [_sfm_file_name(folder, identity) for identity in identities],
-        clusters if clusters is not None else [UNLABELLED] * len(identities),
-    )
+    with _lists_expected(path):
+        content = content if part == "whiten" else content[part]
+        names = [_sfm_file_name(folder, identity) for identity in content["cids"]]
+        queries, positives = (_indices(content[key], len(names)) for key in ("qidxs", "pidxs"))
+        clusters = _indices(content["cluster"], 2**31).tolist() if "cluster" in content else [UNLABELLED] * len(names)
+        if len(queries) != len(positives) or len(clusters) != len(names):
+            raise ValueError("qidxs and pidxs, and cids and cluster, must have one entry for each other")
+    images = make_set(SFM120K, root, part, names, clusters)
     return MatchingPairs(without_missing(SFM120K, images, "error"), queries, positives)
 
 

@@ -16,7 +16,7 @@ The equation is in ``tests/oracles/losses.py``. Products and tiles are in ``tile
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -181,21 +181,22 @@ class SoftRank(Term):
         return max(1, min(affordable, _CPU_QUERIES if run.on_cpu else _GPU_QUERIES))
 
     def start(self, run: TileRun) -> TileFunction:
-        """A quarter of the memory for blocks of steps."""
+        """See ``RankedTile``."""
+        return RankedTile(self, run)
+
+
+class RankedTile:
+    """Computes ``SoftRank`` on a tile, with a quarter of the memory for blocks of steps."""
+
+    def __init__(self, term: SoftRank, run: TileRun) -> None:
+        self.term, self.num_queries, self.wanted = term, run.layout.num_queries, run.wanted
         room = min(_BLOCK_BYTES, run.memory // 4) if run.on_cpu else run.memory // 4
-        block = run.queries.new_empty(max(1, room // run.item_bytes))
-        return _RankedTile(self, block, run.layout.num_queries, run.wanted)
-
-
-class _RankedTile:
-    """Computes ``SoftRank`` on a tile."""
-
-    def __init__(self, term: SoftRank, block: Tensor, num_queries: int, wanted: bool) -> None:
-        self.term, self.block, self.num_queries, self.wanted = term, block, num_queries, wanted
+        self.block = run.queries.new_empty(max(1, room // run.item_bytes))
         # Values below the floor would be lost in rounding.
-        self.floor, self.scale = 1e-18 if block.dtype == torch.float32 else 1e-60, term.scale(block.dtype)
+        self.floor, self.scale = 1e-18 if self.block.dtype == torch.float32 else 1e-60, term.scale(self.block.dtype)
 
     def __call__(self, similarities: Tensor, tile: TileIndices) -> tuple[Tensor, Tensor]:
+        """See ``TileFunction``."""
         unseen = hidden(similarities.dtype)
 
         # x are the positives of each query, best first; padding is last, and ahead of nothing.
@@ -225,7 +226,9 @@ class _RankedTile:
         ranks = Ranks(rank_all, rank_positives, mask.to(x.dtype), tile.count)
         if not self.wanted:
             return self.term.query_loss(ranks).sum(dtype=torch.float64) / self.num_queries, similarities
-        value, weight_all, weight_positives = self._weigh(ranks)
+        value, (weight_all, weight_positives) = self.weigh(
+            lambda: self.term.query_loss(ranks), [rank_all, rank_positives], [ranks.mask] * 2
+        )
 
         gradient = torch.empty_like(similarities)
         at_positives = to_negatives.slopes(weight_all, gradient)
@@ -239,13 +242,15 @@ class _RankedTile:
         gradient.scatter_add_(0, positions, torch.where(mask, at_positives, 0.0))
         return value, gradient
 
-    def _weigh(self, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
+    def weigh(
+        self, loss: Callable[[], Tensor], ranks: Sequence[Tensor], masks: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """The tile's part of the loss, and its scaled derivative with respect to each kind of rank; 0 for padding."""
-        leaves = (ranks.all.requires_grad_(), ranks.positives.requires_grad_())
+        leaves, weights = [each.requires_grad_() for each in ranks], []
         with torch.enable_grad():
-            total = self.term.query_loss(ranks).sum()
-        weights = []
-        for slope in torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True):
+            total = loss().sum()
+        slopes = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        for slope, mask in zip(slopes, masks, strict=True):
             slope = slope / self.num_queries
-            weights.append(torch.where(slope.abs() > self.floor, slope, 0.0) * ranks.mask * self.scale)
-        return total.detach().double() / self.num_queries, weights[0], weights[1]
+            weights.append(torch.where(slope.abs() > self.floor, slope, 0.0) * mask * self.scale)
+        return total.detach().double() / self.num_queries, weights
