@@ -133,6 +133,12 @@ def test_a_whole_checkpoint_is_restored(tmp_path: Path) -> None:
     progress, sampler, chunk, processes = run.load_checkpoint(tmp_path / "last.pt", trained)
     assert (progress.step, sampler, chunk, processes) == (4, {"epoch": 1}, 2, 1)
     assert all(map(torch.equal, expected, _states(trained)))
+    seeds = set()
+    for rank in (0, 1, 1):  # taken over by two processes
+        trained.processes = Processes(rank, 2)
+        assert run.load_checkpoint(tmp_path / "last.pt", trained, seed=7)[3] == 1
+        seeds.add(torch.initial_seed())
+    assert len(seeds) == 2, "each draws its own random numbers, the same whenever it is resumed"
 
 
 def test_a_run_whose_images_moved_is_resumed_where_they_are_now(

@@ -323,6 +323,7 @@ def add_lora(backbone: nn.Module, rank: int) -> None:
     Raises:
         ConfigError: it has no attention. MissingExtraError: peft is not installed.
     """
+    timm_library()  # before transformers, which peft imports
     peft = require("peft", "lora", "model.lora")
     modules = dict(backbone.named_modules())
     names = [name for name, module in modules.items() if isinstance(module, nn.Linear) and _ATTENTION.fullmatch(name)]
