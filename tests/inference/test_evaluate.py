@@ -17,7 +17,6 @@ from recollect.data import available
 from recollect.evaluation import Evaluation, evaluate
 from recollect.inference.evaluate import (
     EvaluationInput,
-    check_protocol,
     compare_evaluations,
     evaluate_input,
     evaluate_prefixes,
@@ -57,8 +56,6 @@ def test_protocols(vectors: tuple[np.ndarray, np.ndarray]) -> None:
     summary = evaluate_input(target)[1]
     assert summary["protocol"] == "revisited"
     assert summary["metrics"]["medium/map"] < summary["without_distractors"]["medium/map"]
-    with pytest.raises(ConfigError, match="all or reid"):
-        check_protocol("other")
 
 
 def test_both_levels_of_labels_are_ranked_unless_told_otherwise(vectors: tuple[np.ndarray, np.ndarray]) -> None:

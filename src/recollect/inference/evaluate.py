@@ -95,11 +95,8 @@ class EvaluationInput:
 
     def save_vectors(self, path: Path) -> None:
         """Write the vectors as ``.npz``, as ``from_file`` reads them."""
-        arrays = {
-            name: np.asarray(getattr(self, name))
-            for name in ("embeddings", *_LABELS)
-            if getattr(self, name) is not None
-        }
+        given = {name: getattr(self, name) for name in ("embeddings", *_LABELS)}
+        arrays = {name: np.asarray(values) for name, values in given.items() if values is not None}
         if self.gnd is not None:
             arrays["gnd"] = np.array(json.dumps(self.gnd))
         with atomic_write(path) as file:
@@ -188,7 +185,7 @@ def embed_test(
         "scales": [1.0] if scales is None else list(scales),
         "image_size": preprocessing.max_side if preprocessing.resize is None else preprocessing.size,
         **({} if embedder.precision == "fp32" else {"precision": embedder.precision}),
-        "distractors": 0 if not with_them else str(distractors or "revisitop1m"),
+        "distractors": "revisitop1m" if test.distractors is not None else str(distractors) if distractors else 0,
         "skipped": [{"name": bad.name, "reason": bad.reason} for bad in skipped],
         "left_out": skipped_files(test.images, skipped),
         **({} if test.benchmark is not None else test.as_dict()),
@@ -242,12 +239,6 @@ def _embed_benchmark(
     return more.skipped
 
 
-def check_protocol(protocol: str) -> None:
-    """Refuse an unknown protocol; called before an hour of embedding."""
-    if protocol not in ("all", "reid"):
-        raise ConfigError(f"--protocol {protocol} is unknown: choose all or reid.")
-
-
 def evaluate_input(
     target: EvaluationInput,
     ks: Sequence[int] | None = None,
@@ -270,7 +261,6 @@ def evaluate_input(
     Raises:
         ConfigError: ``hierarchical`` is set without coarse labels.
     """
-    check_protocol(protocol)
     if hierarchical and target.coarse_labels is None:
         raise ConfigError(
             "hierarchical AP needs images with coarser classes, such as sop and inaturalist: remove --hierarchical."
@@ -566,18 +556,19 @@ def write_evaluation(
             written = recollect.write_evaluation("runs/mine", overwrite=True)
             written.summary["metrics"]["r@1"]
     """
-    check_protocol(protocol)
+    if protocol not in ("all", "reid"):
+        raise ConfigError(f"--protocol {protocol} is unknown: choose all or reid.")
     target: EvaluationInput | None = None
     other = None if compare is None else Evaluation.load(_result_file(compare))
     more = [find_metric(metric) if isinstance(metric, str) else metric for metric in metrics]
     with trusting(trust):
         config = None if recipe is None else resolve(recipe)
-        if model is None and config is None:
-            raise InputError(
-                "give one model to evaluate: a run, a saved embedder, an initialisation, an .npz of vectors, or --recipe "
-                "NAME for a row that is not trained."
-            )
-        if model is None and config is not None:
+        if model is None:
+            if config is None:
+                raise InputError(
+                    "give one model to evaluate: a run, a saved embedder, an initialisation, an .npz of vectors, or "
+                    "--recipe NAME for a row that is not trained."
+                )
             if config.run.epochs != 0:
                 raise ConfigError(
                     f"{recipe} is a recipe for training: also give the run to evaluate (recollect eval RUN --recipe "
@@ -587,8 +578,8 @@ def write_evaluation(
         if str(model).endswith(".npz"):
             target = EvaluationInput.from_file(Path(str(model)))
             target.distractors = distractors
-            notes, place, labels, name = _trained_classes_remark(target), target.place, target.labels, ""
-            single_set = distractors is None and target.gallery is None
+            notes, place, name = _trained_classes_remark(target), target.place, ""
+            labels = target.labels if target.gallery is None else None
         else:
             loaded = open_model(
                 str(model), weights=weights, download=download, device=device, recipe=config, precision=precision
@@ -604,11 +595,11 @@ def write_evaluation(
                 on_bad_image=on_bad_image,
             )
             notes = [*([] if loaded.remark is None else [Remark(loaded.remark)]), *test.notes]
-            place, labels, name = loaded.results / test.name, test.images.labels, test.name
-            single_set = distractors is None and test.benchmark is None
+            place, name = loaded.results / test.name, test.name
+            labels = test.images.labels if test.benchmark is None else None
             if dims is None and loaded.config is not None:
                 dims = loaded.config.loss.dims
-    if labels is not None and single_set and len(set(labels.tolist())) == 1:
+    if labels is not None and distractors is None and len(set(labels.tolist())) == 1:
         text = "all images are of one class, so every result is right and the numbers measure nothing"
         notes.append(Remark(f"{text}: add other classes"))
     for note in notes:
@@ -620,16 +611,14 @@ def write_evaluation(
             refuse_existing(path, overwrite)
             make_folder_for(path)
     if target is None:
-        more_vectors = distractors if test.distractors is None else None
         target = embed_test(
-            loaded, test, recipe=config, distractors=more_vectors, multiscale=multiscale, batch_size=batch_size
+            loaded, test, recipe=config, distractors=distractors, multiscale=multiscale, batch_size=batch_size
         )
     if (left_out := target.provenance.get("left_out")) and target.labels is not None:
         logger.info(census(len(target.labels), left_out))
     if skipped := target.provenance.get("skipped"):
-        others = number_of(len(skipped) - 1, "other is/others are")
-        listed = f" {others} listed in metrics.json." if len(skipped) > 1 else ""
-        logger.info(f"could not be read: {skipped[0]['name']}: {skipped[0]['reason']}{listed}")
+        more_files = f" (and {len(skipped) - 1:,} more, see metrics.json)" if len(skipped) > 1 else ""
+        logger.info(f"could not be read: {skipped[0]['name']}: {skipped[0]['reason']}{more_files}")
     if vectors_out is not None:
         target.save_vectors(vectors_out)
         logger.info(f"written: {vectors_out}")
@@ -664,9 +653,9 @@ def _result_file(path: Path) -> Path:
     results = sorted(path.glob("queries.npz")) or sorted(path.glob("eval/*/queries.npz"))
     if len(results) == 1:
         return results[0]
-    which = f"contains {number_of(len(results), 'result')}" if results else "contains no result of recollect eval"
-    names = f": {', '.join(map(str, results))}" if results else ""
-    raise InputError(f"--compare {path}: the folder {which}{names}. Give one file, RUN/eval/TEST/queries.npz.")
+    several = f"{number_of(len(results), 'result')}: {', '.join(map(str, results))}"
+    content = several if results else "no result of recollect eval"
+    raise InputError(f"--compare {path}: the folder contains {content}. Give one file, RUN/eval/TEST/queries.npz.")
 
 
 def _trained_classes_remark(target: EvaluationInput) -> list[Remark]:
