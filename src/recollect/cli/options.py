@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, TypeVar
@@ -269,6 +269,19 @@ def refuse_unused(unused: bool, because: str, *parameters: str) -> None:
     if unused and (options := [_typed[name] for name in parameters if name in _typed]):
         them = "it" if len(options) == 1 else "them"
         raise InputError(f"{' and '.join(options)} would have no effect {because}: remove {them}.")
+
+
+def arguments(values: Mapping[str, Any], *handled: str, **changed: Any) -> dict[str, Any]:
+    """A command's options as arguments of the function of the library that it calls.
+
+    Args:
+        values: ``locals()``, as the first statement of the command. handled: those of them that it uses itself.
+        changed: arguments that are not options as they were typed.
+    """
+    applied = {"quiet", "max_pixels", "as_json", "skip_bad", *handled}
+    if "skip_bad" in values:
+        changed["on_bad_image"] = "skip" if values["skip_bad"] else "error"
+    return {name: value for name, value in values.items() if name not in applied} | changed
 
 
 def drop_none(**options: Any) -> dict[str, Any]:

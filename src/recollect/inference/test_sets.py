@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -120,8 +120,12 @@ def choose_test(
 
 def first_list(data: str, split: str) -> str:
     """The split that ``"test"`` means: the first of a data set with several test lists, such as VehicleID's small one."""
-    lists = available()[data].test_splits if data in available() else ()
+    lists = _test_lists(data)
     return lists[0] if split == "test" and lists and "test" not in lists else split
+
+
+def _test_lists(data: str) -> Sequence[str]:
+    return available()[data].test_splits if data in available() else ()
 
 
 def load_test(
@@ -157,7 +161,7 @@ def load_test(
     by_record = record if is_own and trained_classes != "keep" else None
     images = load_by_record(settings.name, settings.root, settings.test_split, by_record, options)
     notes = []
-    lists = available()[settings.name].test_splits if settings.name in available() else ()
+    lists = _test_lists(settings.name)
     if len(lists) > 1 and settings.test_split in lists:
         others = ", ".join(f"--split {name}" for name in lists if name != settings.test_split)
         which = f"{settings.test_split} is one of the {len(lists)} test lists of {settings.name}"
@@ -226,9 +230,7 @@ def published_row(published: Any, test: str) -> dict[str, float]:
 
 def published_ks(row: Mapping[str, float]) -> tuple[int, ...]:
     """The k of the published r@k, in order."""
-    return tuple(
-        sorted(int(name[2:]) for name in row if name.startswith("r@") and name[2:].isdigit() and int(name[2:]))
-    )
+    return tuple(sorted(int(name[2:]) for name in row if name.startswith("r@") and name[2:].isdigit()))
 
 
 def evaluation_ks(data: str, published: Mapping[str, float], count: int) -> tuple[int, ...]:
