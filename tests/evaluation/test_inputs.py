@@ -31,13 +31,13 @@ def _spoiled(value):
     [
         ({"embeddings": _spoiled(np.nan)}, "embeddings: row 4 holds a value that is not finite"),
         ({"embeddings": GOOD[0]}, r"shape is \(3,\)"),
-        ({"embeddings": GOOD[:, :0]}, "no dimensions"),
+        ({"embeddings": GOOD[:, :0]}, r"shape is \(6, 0\)"),
         ({"embeddings": GOOD.astype(complex)}, "of real numbers"),
         ({"labels": LABELS[:-1]}, "6 vectors but 5 labels"),
         ({"labels": np.linspace(0, 1, 6)}, "whole numbers or strings"),
         ({"labels": [0, 1, 2, 3, 4, 5]}, "none of the 6 queries has a positive"),
-        ({"gallery": GOOD}, "without gallery_labels"),
-        ({"gallery_labels": LABELS}, "no gallery"),
+        ({"gallery": GOOD}, "both gallery and gallery_labels"),
+        ({"gallery_labels": LABELS}, "both gallery and gallery_labels"),
         ({"gallery": GOOD[:, :2], "gallery_labels": LABELS}, "3 dimensions and the gallery 2"),
         ({"gallery": GOOD, "gallery_labels": list("aabbcc")}, "use the same type for both"),
         ({"distractors": GOOD[:, :1]}, "cannot be compared"),
@@ -73,7 +73,7 @@ def test_files(tmp_path):
         evaluate(tmp_path / "object.npy", LABELS)
 
 
-@pytest.mark.parametrize("make", [torch.Tensor.to_sparse, lambda t: t.to("meta"), lambda t: t.double() * 1e200])
+@pytest.mark.parametrize("make", [torch.Tensor.to_sparse, lambda t: t > 0, lambda t: t.double() * 1e200])
 def test_tensors_without_usable_values_are_refused(make):
     with pytest.raises(InputError):
         evaluate(make(torch.randn(8, 4)), torch.arange(8) // 2)

@@ -77,7 +77,7 @@ def test_less_may_be_better():
     ("make", "message"),
     [
         (lambda: Metric(last_rank, depth="K"), "choose 'k', 'R' or None"),
-        (lambda: Metric(last_rank, depth="k"), "end in '@k'"),
+        (lambda: Metric(last_rank, depth="k"), "ends in '@k'"),
         (lambda: Metric(lambda ranks, positives: ranks), "cannot be called"),
         (lambda: Metric(last_rank, name="labels"), "none of the names labels"),
         (lambda: Metric("map"), "a function of"),

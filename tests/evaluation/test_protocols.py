@@ -194,5 +194,3 @@ def test_refusals():
         evaluate_reid(vectors[:3], [0, 1, 2])
     with pytest.raises(InputError, match=r"90 vectors .*2 labels"):
         evaluate_reid(vectors, [0, 1])
-    with pytest.raises(InputError, match="junk: fixed"):
-        evaluate_reid(vectors, labels, junk=[])

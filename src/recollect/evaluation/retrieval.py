@@ -106,23 +106,17 @@ def evaluate(
         >>> evaluate(vectors, [0, 0, 1, 1], ks=[1]).metrics["r@1"]
         1.0
     """
-    if similarity not in ("dot", "cosine"):
-        raise InputError(f"similarity={similarity!r} is unknown: choose 'dot' or 'cosine'.")
-    if gallery is None and gallery_labels is not None:
-        raise InputError("gallery_labels are given but no gallery: pass both, or neither to search among the queries.")
-    if gallery is not None and gallery_labels is None:
-        raise InputError("a gallery is given without gallery_labels: pass one label for each of its vectors.")
+    if (gallery is None) != (gallery_labels is None):
+        raise InputError("pass both gallery and gallery_labels, or neither to search among the queries.")
     place = embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
     place = place if device is None else usable_device(str(device))
-    cosine = similarity == "cosine"
-    extra = [] if distractors is None else [distractors]
-    queries = Vectors([embeddings], "embeddings", place, cosine)
-    items = Vectors([embeddings if gallery is None else gallery, *extra], "gallery", place, cosine)
-    added = 0 if distractors is None else len(Vectors(extra, "distractors", place))
+    queries = Vectors([embeddings], "embeddings", place, similarity)
+    items = Vectors([embeddings if gallery is None else gallery, distractors], "gallery", place, similarity)
+    added = 0 if distractors is None else len(Vectors([distractors], "distractors", place))
     query_labels = as_labels(labels, "labels")
-    _check_lengths(len(queries), len(query_labels), "embeddings", "labels")
+    check_lengths(len(queries), len(query_labels), "embeddings", "labels")
     if gallery_labels is not None:
-        _check_lengths(len(items) - added, len(as_labels(gallery_labels, "gallery_labels")), "gallery", "its labels")
+        check_lengths(len(items) - added, len(as_labels(gallery_labels, "gallery_labels")), "gallery", "its labels")
     ks = default_ks(len(items) - (gallery is None)) if ks is None else checked_ks(ks)
     graded, plain = _graded_and_plain(metrics, coarse_labels is not None)
     hierarchy = None
@@ -187,10 +181,11 @@ def _graded_and_plain(metrics: Sequence[MetricLike] | None, hierarchical: bool) 
     if graded and not hierarchical:
         raise InputError(f"metrics: {', '.join(graded)} need labels of a second level: pass coarse_labels.")
     others = [metric for metric in metrics if not (isinstance(metric, str) and metric in GRADED)]
-    return graded, checked_metrics(others) if others or not graded else []
+    return graded, checked_metrics(others)
 
 
-def _check_lengths(vectors: int, labels: int, what: str, of: str) -> None:
+def check_lengths(vectors: int, labels: int, what: str, of: str) -> None:
+    """Check that there are vectors, each with a label."""
     if vectors == 0:
         raise InputError(f"{what}: there are no vectors.")
     if vectors != labels:
