@@ -174,12 +174,12 @@ def default_ks(items: int) -> list[int]:
 def checked_ks(ks: Sequence[int]) -> list[int]:
     """The ks in ascending order, without repetition."""
     try:
-        sound = len(ks) > 0 and all(not isinstance(k, bool) and 1 <= operator.index(k) < 2**62 for k in ks)
+        checked = sorted({operator.index(k) for k in ks})
     except TypeError:  # a single number, text, a fraction
-        sound = False
-    if not sound:
+        checked = []
+    if not checked or checked[0] < 1:
         raise InputError(f"ks={ks!r}: give a list of whole numbers, 1 or more, e.g. [1, 10]; k = 1 is the first place.")
-    return sorted({int(k) for k in ks})
+    return checked
 
 
 def limits_for(metrics: Sequence[Metric], ks: Sequence[int]) -> Limits:

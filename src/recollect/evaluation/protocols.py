@@ -24,12 +24,11 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common.errors import InputError
-from recollect.common.files import atomic_write
 from recollect.common.machine import usable_device
 from recollect.evaluation.inputs import ArrayLike, ByLists, Vectors, as_labels
 from recollect.evaluation.metrics import METRICS, checked_ks, limits_for
 from recollect.evaluation.ranks import stream_ranks
-from recollect.evaluation.retrieval import Evaluation, check_lengths, evaluate, gather, refuse_existing, shard
+from recollect.evaluation.retrieval import Evaluation, check_lengths, evaluate, gather, save_arrays, shard
 from recollect.evaluation.tiles import Ties
 
 
@@ -136,12 +135,8 @@ class RevisitedResult:
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
         """Write the per-query values as ``.npz``, one array per set-up and name: ``numpy.load(path)["hard/map"]``."""
-        path = Path(path)
-        refuse_existing(path, overwrite)
         arrays = {f"{setup}/{name}": v for setup, values in self.per_query.items() for name, v in values.items()}
-        with atomic_write(path) as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        return path
+        return save_arrays(path, arrays, overwrite)
 
 
 def average_precision(positions: Sequence[int] | Floats, positives: int) -> float:

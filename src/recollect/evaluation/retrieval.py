@@ -261,20 +261,9 @@ class Evaluation:
         Raises:
             InputError: the file exists and ``overwrite`` is not set, or the name does not end in ``.npz``.
         """
-        path = Path(path)
-        if path.suffix != ".npz":
-            raise InputError(f"{path}: per-query results are saved as .npz; give a name that ends in .npz.")
-        refuse_existing(path, overwrite)
-        arrays: dict[str, Any] = {
-            "labels": self.labels,
-            "positives": self.positives,
-            "settings": np.array(json.dumps(dict(self.settings))),
-            **({} if self.ids is None else {"ids": self.ids}),
-            **self.per_query,
-        }
-        with atomic_write(path) as file:
-            np.savez_compressed(file, **arrays)
-        return path
+        arrays = {"labels": self.labels, "positives": self.positives, **self.per_query}
+        arrays["settings"] = np.array(json.dumps(dict(self.settings)))
+        return save_arrays(path, arrays if self.ids is None else {**arrays, "ids": self.ids}, overwrite)
 
     @classmethod
     def load(cls, path: Path | str) -> Evaluation:
@@ -302,6 +291,17 @@ def as_ids(ids: Any | None, queries: int) -> NDArray[np.str_] | None:
     if len(np.unique(array)) != queries:
         raise InputError("ids: two queries have the same id; each query needs its own.")
     return array
+
+
+def save_arrays(path: Path | str, arrays: Mapping[str, NDArray[Any]], overwrite: bool) -> Path:
+    """Write arrays as ``.npz``, atomically."""
+    path = Path(path)
+    if path.suffix != ".npz":
+        raise InputError(f"{path}: per-query results are saved as .npz; give a name that ends in .npz.")
+    refuse_existing(path, overwrite)
+    with atomic_write(path) as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    return path
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
