@@ -120,13 +120,8 @@ def test_it_returns_what_it_writes(vectors_file: Path) -> None:
     assert isinstance(written.result, Evaluation)
     saved = Evaluation.load(written.metrics_file.with_name("queries.npz"))
     assert saved.metrics["r@1"] == written.summary["metrics"]["r@1"]
-    again = write_evaluation(
-        vectors_file,
-        ks=[1, 5],
-        similarity="cosine",
-        compare=written.metrics_file.with_name("queries.npz"),
-        overwrite=True,
-    )
+    queries = written.metrics_file.with_name("queries.npz")
+    again = write_evaluation(vectors_file, ks=[1, 5], similarity="cosine", compare=queries, overwrite=True)
     assert again.summary["compared_with"]["r@1"]["difference"] == 0
 
 
@@ -139,12 +134,10 @@ def test_an_earlier_result_is_kept_unless_told_otherwise(vectors_file: Path) -> 
 
 
 def test_what_cannot_be_is_refused_before_anything_is_written(vectors_file: Path) -> None:
-    wrong = ({"protocol": "some"}, {"metrics": ["nothing"]}, {"recipe": "glyphs", "model": None})
+    wrong = ({"protocol": "some"}, {"metrics": ["nothing"]}, {"recipe": "glyphs", "model": None}, {"model": None})
     for options in wrong:
         with pytest.raises((ConfigError, InputError)):
             write_evaluation(**{"model": vectors_file, **options})
-    with pytest.raises(InputError, match="give one model"):
-        write_evaluation()
     assert [path.name for path in vectors_file.parent.iterdir()] == ["vectors.npz"]
 
 
@@ -207,9 +200,7 @@ def test_every_set_has_a_result_name_of_its_own(tmp_path: Path) -> None:
 
 
 def test_default_ks() -> None:
-    assert evaluation_ks("cars196", {}, 8131) == (1, 2, 4, 8)
     assert evaluation_ks("inaturalist", {}, 136_093) == (1, 4, 16, 32)
-    assert evaluation_ks("vehicleid", {}, 6493) == (1, 5)
     assert evaluation_ks("folder", {}, 60_502) == (1, 10, 100, 1000)
     assert evaluation_ks("folder", {"r@1": 80.0, "r@7": 1.0, "map@r": 3.0}, 500) == (1, 7)
     assert evaluation_ks("folder", {}, 40) == (1, 10)

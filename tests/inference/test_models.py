@@ -8,24 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
 
 import recollect
 from recollect.common.errors import ConfigError, DataError, DataWarning, WeightsError
 from recollect.data import load as load_images
 from recollect.inference.evaluate import evaluate_model
-from recollect.inference.models import (
-    RunFiles,
-    embed,
-    load,
-    load_initial_model,
-    make_embedder,
-    open_model,
-)
+from recollect.inference.models import RunFiles, embed, load, load_initial_model, make_embedder, open_model
 from recollect.models import Embedder
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
@@ -179,13 +170,7 @@ def test_runs_and_images_moved_together(workspace: Path, tmp_path: Path, monkeyp
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    random = np.random.default_rng(0)
-    for label in range(4):
-        for number in range(3):
-            path = tmp_path / "photos" / f"class{label}" / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(random.integers(0, 256, (30, 30, 3), dtype=np.uint8)).save(path)
-    return tmp_path / "photos"
+    return make_images(tmp_path / "made", classes=4, each=3).joinpath("train").rename(tmp_path / "photos")
 
 
 def test_a_model_is_loaded_used_and_measured(tmp_path: Path, photos: Path) -> None:
@@ -193,7 +178,7 @@ def test_a_model_is_loaded_used_and_measured(tmp_path: Path, photos: Path) -> No
     embedder = load(tmp_path / "model")
     vectors = embed(embedder, photos, progress=False)
     assert vectors.shape == (12, 128)
-    one = embed(tmp_path / "model", [photos / "class0" / "0.png"], progress=False)
+    one = embed(tmp_path / "model", [photos / "train-00" / "0.png"], progress=False)
     assert torch.allclose(one[0], vectors[0], atol=1e-5)
     images = load_images("folder", photos, "all")
     expected = recollect.evaluate(embed(embedder, images, progress=False), images.labels, ks=[1]).metrics["r@1"]
