@@ -125,14 +125,6 @@ def test_it_returns_what_it_writes(vectors_file: Path) -> None:
     assert again.summary["compared_with"]["r@1"]["difference"] == 0
 
 
-def test_an_earlier_result_is_kept_unless_told_otherwise(vectors_file: Path) -> None:
-    first = write_evaluation(vectors_file, ks=[1])
-    with pytest.raises(InputError, match="--overwrite"):
-        write_evaluation(vectors_file, ks=[2])
-    assert json.loads(first.metrics_file.read_text())["metrics"].keys() >= {"r@1"}
-    assert "r@2" in write_evaluation(vectors_file, ks=[2], overwrite=True).summary["metrics"]
-
-
 def test_what_cannot_be_is_refused_before_anything_is_written(vectors_file: Path) -> None:
     wrong = ({"protocol": "some"}, {"metrics": ["nothing"]}, {"recipe": "glyphs", "model": None}, {"model": None})
     for options in wrong:

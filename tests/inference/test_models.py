@@ -142,30 +142,19 @@ def test_what_a_run_started_from(run: Path) -> None:
     assert torch.equal(vectors(start.embedder), vectors(Embedder.create("tiny", dim=16, size=24)))
 
 
-@pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """``work/images`` and ``work/runs/one``, trained by a relative path."""
-    work = tmp_path / "work"
-    make_images(work / "images", classes=4)
-    monkeypatch.chdir(work)
-    train(small_config(Path("images"), **{"run.epochs": 1}), Path("runs/one"))
-    return work
-
-
-def test_roots_are_absolute(workspace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    written = yaml.safe_load((workspace / "runs" / "one" / "config.yaml").read_text())
-    assert written["data"]["root"] == str(workspace / "images")
+def test_a_run_finds_its_images_from_any_folder_and_when_both_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, run = make_images(tmp_path / "work" / "images", classes=4), Path("runs/one")
+    monkeypatch.chdir(tmp_path / "work")
+    train(small_config(Path("images"), **{"run.epochs": 1}), run)
+    assert yaml.safe_load((run / "config.yaml").read_text())["data"]["root"] == str(images)
     monkeypatch.chdir(tmp_path)
-    assert RunFiles(workspace / "runs" / "one").read_config().data.root == str(workspace / "images")
-
-
-def test_runs_and_images_moved_together(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.move(workspace, tmp_path / "elsewhere")
-    run = RunFiles(tmp_path / "elsewhere" / "runs" / "one")
-    assert run.read_config().data.root == str(tmp_path / "elsewhere" / "images")
-    shutil.move(tmp_path / "elsewhere" / "images", tmp_path / "photos")
-    assert run.read_config().data.root == str(workspace / "images"), "what is not found is named as it was written"
+    assert RunFiles("work" / run).read_config().data.root == str(images)
+    moved = (tmp_path / "work").rename(tmp_path / "elsewhere")
+    assert RunFiles(moved / run).read_config().data.root == str(moved / "images")
+    (moved / "images").rename(tmp_path / "photos")
+    assert RunFiles(moved / run).read_config().data.root == str(images), "what is not found is named as it was written"
 
 
 @pytest.fixture
