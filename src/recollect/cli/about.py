@@ -15,18 +15,8 @@ from recollect.common.errors import InputError
 from recollect.common.text import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from recollect.config.recipes import Recipe
     from recollect.models.zoo import Initialization
-
-
-def _console(least_width: int = 0) -> Console:
-    """Folds text into the width of the terminal; a log file has 140 columns."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return Console(highlight=False, width=max(console.width if console.is_terminal else 140, least_width))
 
 
 def _print_table(columns: tuple[str, ...], rows: Iterable[Iterable[str]], least_width: int = 0) -> None:
@@ -39,7 +29,7 @@ def _print_table(columns: tuple[str, ...], rows: Iterable[Iterable[str]], least_
         table.add_column(column, no_wrap=column != columns[-1])
     for row in rows:
         table.add_row(*map(escape, row))
-    _console(least_width).print(table)
+    options.tables_console(least_width).print(table)
 
 
 # Recipes ------------------------------------------------------------------------------------------------------------
@@ -262,7 +252,7 @@ def losses(
 
 def _show_loss(description: Any) -> None:
     entry = description.entry
-    _console().print(f"{entry.name} ({entry.family})\n\n{description.summary}\n", markup=False)
+    options.tables_console().print(f"{entry.name} ({entry.family})\n\n{description.summary}\n", markup=False)
     _print_table(
         ("option", "type", "default"),
         [

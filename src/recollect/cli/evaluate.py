@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 def show_tables(result: WrittenEvaluation) -> None:
     """Print all results of ``recollect eval`` as tables, in percent."""
-    from rich.console import Console
-
     summary, target = result.summary, result.input
     title = f"{target.name} on {result.test}" if result.test else target.name
     if queries := summary.get("queries"):
@@ -44,11 +42,8 @@ def show_tables(result: WrittenEvaluation) -> None:
         tables.append(table)
     if "compared_with" in summary:
         tables.append(_comparison_table(summary["compared_with"]))
-    console = Console()
-    # A log file has no width, and a table cut to 80 columns loses digits.
-    console = console if console.is_terminal else Console(width=140)
     for table in tables:
-        console.print(table)
+        options.tables_console().print(table)
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:

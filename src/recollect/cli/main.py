@@ -41,11 +41,7 @@ _received: list[int] = []
 
 
 class StoppedError(BaseException):
-    """A signal to end the process was received."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """A signal to end the process was received; its argument is the signal's number."""
 
 
 def main() -> None:
@@ -112,12 +108,10 @@ def report_error(error: BaseException) -> int:
 
 
 def _message(error: BaseException) -> tuple[str, int]:
-    if isinstance(error, KeyboardInterrupt):
-        error = StoppedError(signal.SIGINT)
-    if isinstance(error, StoppedError):
-        name = "Ctrl-C" if error.number == signal.SIGINT else signal.Signals(error.number).name
-        message = f"stopped by {name}. No partial files are left; you can run the same command again."
-        return message, 128 + error.number
+    if isinstance(error, StoppedError | KeyboardInterrupt):
+        number = error.args[0] if isinstance(error, StoppedError) else signal.SIGINT
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        return f"stopped by {name}. No partial files are left; you can run the same command again.", 128 + number
     if isinstance(error, RecollectError):
         return str(error), int(getattr(error, "exit_code", 1))
     for cause in causes(error):

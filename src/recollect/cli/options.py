@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer import Argument, Option
@@ -25,6 +25,9 @@ from recollect._version import __version__
 from recollect.common import console
 from recollect.common.errors import InputError
 from recollect.common.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _ORDER = [
     "demo", "train", "tune", "compare", "eval", "report", "embed", "index", "search", "serve", "calibrate", "duplicates",
@@ -187,6 +190,14 @@ def print_json(value: Any) -> None:
     """Print plain values as JSON, by one process. ASCII only: file names need not be text that a terminal can show."""
     if os.environ.get("RANK", "0") == "0":  # one of the processes that torchrun started prints
         typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def tables_console(least_width: int = 0) -> Console:
+    """Folds text into the width of the terminal. A log file has none: a table cut to 80 columns would lose digits."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return Console(highlight=False, width=max(console.width if console.is_terminal else 140, least_width))
 
 
 def show_plan(plan: Any, as_json: bool) -> None:

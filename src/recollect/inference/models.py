@@ -107,13 +107,11 @@ class RunFiles:
         if not self.manifest_file.exists():
             return {}
         content: dict[str, Any] = read_json(self.manifest_file, dict)
-        for group in _MANIFEST_GROUPS:
-            if content.get(group, {}) is None:
-                del content[group]
-            elif not isinstance(content.get(group, {}), dict):
-                raise DataError(
-                    f"{self.manifest_file}: {group} is not what recollect writes. Restore it from a complete copy."
-                )
+        content = {name: value for name, value in content.items() if value is not None}
+        if wrong := [group for group in _MANIFEST_GROUPS if not isinstance(content.get(group, {}), dict)]:
+            raise DataError(
+                f"{self.manifest_file}: {wrong[0]} is not what recollect writes. Restore it from a complete copy."
+            )
         return content
 
     @property

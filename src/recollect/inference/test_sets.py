@@ -108,11 +108,9 @@ def choose_test(
     elif is_path and root is None:
         settings = DataConfig("folder", name)
     else:
-        settings = DataConfig(name)
-        if recipe is not None and recipe.data.name == name:
-            theirs = recipe.data
-            settings = replace(settings, root=theirs.root, test_split=theirs.test_split, options=theirs.options)
-        settings = replace(settings, root=settings.root if root is None else str(root))
+        theirs = recipe.data if recipe is not None and recipe.data.name == name else DataConfig(name)
+        place = theirs.root if root is None else str(root)
+        settings = DataConfig(name, place, theirs.options, test_split=theirs.test_split)
     if settings.name in REVISITED and settings.root is None:
         raise ConfigError(f"--root says where the folder {settings.name} lies.")
     return replace(settings, test_split=first_list(settings.name, split or settings.test_split)), is_own
@@ -131,27 +129,25 @@ def _test_lists(data: str) -> Sequence[str]:
 def load_test(
     folder: Path | None = None,
     *,
-    data: str | Path | None = None,
-    root: str | Path | None = None,
     split: str | None = None,
-    recipe: Config | None = None,
     distractors: Path | None = None,
     trained_classes: str = "auto",
     on_bad_image: str = "error",
+    **choice: Any,
 ) -> TestSet:
     """Load a test set and compare it with the training images of a run.
 
     Args:
         folder: the run or saved embedder to test, if it has one.
-        data, root, split, recipe: as in ``choose_test``. Of a folder without splits that the model was not trained on, all
-            classes new to the model are tested instead of the half that a training would hold out, if it is known what
-            it was trained on.
+        split: as in ``choose_test``. Of a folder without splits that the model was not trained on, all classes new to the
+            model are tested instead of the half that a training would hold out, if it is known what it was trained on.
         distractors: for instance search, the folder that holds ``revisitop1m``, or a ``.npy``; else a ``.npy``.
         trained_classes: ``"auto"``, ``"exclude"`` or ``"keep"``, see ``exclude_trained_classes``.
         on_bad_image: ``"skip"`` leaves out listed images that are missing, with a warning, as the run's own settings may.
+        choice: ``data``, ``root`` and ``recipe`` of ``choose_test``.
     """
     run = None if folder is None or not RunFiles(folder).is_run else RunFiles(folder)
-    settings, is_own = choose_test(run, data=data, root=root, split=split, recipe=recipe)
+    settings, is_own = choose_test(run, split=split, **choice)
     if settings.name in REVISITED:
         return _load_benchmark(settings, distractors)
     if on_bad_image == "skip":
@@ -199,10 +195,7 @@ def _load_benchmark(data: DataConfig, distractors: Path | None) -> TestSet:
         images, added = load_distractors(distractors), "+revisitop1m"
     elif distractors is not None:
         if not distractors.is_file():
-            raise ConfigError(
-                f"--distractors {distractors}: no such file or folder; give a .npy of vectors or the folder that contains "
-                "revisitop1m."
-            )
+            raise ConfigError(f"--distractors {distractors}: no such file (.npy), or folder that contains revisitop1m.")
         added = f"+{distractors.stem}"
     name = _result_name(data.name + added, None, hashlib.sha256(both.encode()).hexdigest())
     return TestSet(
