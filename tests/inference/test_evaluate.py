@@ -43,7 +43,7 @@ def vectors() -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_protocols(vectors: tuple[np.ndarray, np.ndarray]) -> None:
-    target = EvaluationInput("x", Path("x"), *vectors, ks=(1, 3), provenance={"a": 1})
+    target = EvaluationInput("x", *vectors, ks=(1, 3), provenance={"a": 1})
     result, summary = evaluate_input(target)
     assert summary["metrics"] == evaluate(*vectors, ks=[1, 3]).metrics == result.metrics
     assert summary["source"] == {"a": 1}
@@ -52,14 +52,14 @@ def test_protocols(vectors: tuple[np.ndarray, np.ndarray]) -> None:
     assert set(evaluate_prefixes(target, [4])[4]) == {"r@1", "r@3", "map@r"}
     assert "reid/r@2" in evaluate_prefixes(target, [4], [2], "reid")[4]
     truth = [{"easy": [i], "hard": [i + 1], "junk": []} for i in range(5)]
-    target = EvaluationInput("x", Path("x"), vectors[0][:5], gallery=vectors[0], gnd=truth, distractors=vectors[0][:3])
+    target = EvaluationInput("x", vectors[0][:5], gallery=vectors[0], gnd=truth, distractors=vectors[0][:3])
     summary = evaluate_input(target)[1]
     assert summary["protocol"] == "revisited"
     assert summary["metrics"]["medium/map"] < summary["without_distractors"]["medium/map"]
 
 
 def test_both_levels_of_labels_are_ranked_unless_told_otherwise(vectors: tuple[np.ndarray, np.ndarray]) -> None:
-    target = EvaluationInput("x", Path("x"), *vectors, coarse_labels=vectors[1] // 2, ks=(1,))
+    target = EvaluationInput("x", *vectors, coarse_labels=vectors[1] // 2, ks=(1,))
     for choice in (None, True):
         summary = evaluate_input(target, hierarchical=choice)[1]
         assert {"h_ap", "ndcg"} <= set(summary["metrics"])
@@ -70,11 +70,10 @@ def test_both_levels_of_labels_are_ranked_unless_told_otherwise(vectors: tuple[n
 
 
 def test_vectors_of_a_file_come_back(vectors: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    target = EvaluationInput("x", tmp_path, *vectors, gallery=vectors[0], gallery_labels=vectors[1])
+    target = EvaluationInput("x", *vectors, gallery=vectors[0], gallery_labels=vectors[1])
     target.save_vectors(tmp_path / "v.npz")
     read = EvaluationInput.from_file(tmp_path / "v.npz")
     assert np.array_equal(read.gallery, vectors[0])
-    assert read.place == tmp_path / "v-eval"
     assert read.ks == (1, 10)
     np.savez(tmp_path / "w.npz", embeddings=vectors[0])
     with pytest.raises(DataError, match="labels"):

@@ -67,7 +67,7 @@ class EvaluationInput:
     """Vectors to evaluate, with their description.
 
     Attributes:
-        name: for titles. place: default folder of the results.
+        name: for titles.
         embeddings, labels, gallery, gallery_labels: as ``evaluate`` takes them; for instance search ``gallery`` is the
             database and ``gnd`` the ground truth.
         coarse_labels, gallery_coarse_labels: of a coarser level, for hierarchical AP and NDCG; None without.
@@ -78,7 +78,6 @@ class EvaluationInput:
     """
 
     name: str
-    place: Path
     embeddings: Any
     labels: Any = None
     gallery: Any = None
@@ -119,7 +118,6 @@ class EvaluationInput:
         note = parse_json(str(arrays.get("source", "{}")), f"{path}: its note about the model")
         target = cls(
             name=path.stem,
-            place=path.with_name(f"{path.stem}-eval"),
             embeddings=arrays["embeddings"],
             gnd=parse_json(str(arrays["gnd"]), f"{path}: its array 'gnd'", list) if "gnd" in arrays else None,
             ks=evaluation_ks("", {}, np.size(arrays.get("gallery", arrays["embeddings"]), 0)),
@@ -160,7 +158,6 @@ def embed_test(
     with_them = distractors is not None or test.distractors is not None
     target = EvaluationInput(
         name=model.name if model.folder is not None else model.weights,
-        place=model.results / test.name,
         embeddings=None,
         distractors=distractors if test.distractors is None else None,
         published=published_row(published, name_of_test(data.name, data.test_split, with_them)),
@@ -368,11 +365,10 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> dict[str, Any]
     return comparison
 
 
-def measure_and_keep(model: LoadedModel, test: TestSet, place: Path | None = None) -> dict[str, float]:
+def measure_and_keep(model: LoadedModel, test: TestSet) -> dict[str, float]:
     """Embed and evaluate a labelled test set and write both result files; returns its metrics."""
-    target = embed_test(model, test)
-    result, summary = evaluate_input(target)
-    folder = place or target.place
+    result, summary = evaluate_input(embed_test(model, test))
+    folder = model.results / test.name
     result.save(folder / "queries.npz", overwrite=True)
     write_json(folder / "metrics.json", summary)
     return dict(summary["metrics"])
@@ -578,7 +574,7 @@ def write_evaluation(
         if str(model).endswith(".npz"):
             target = EvaluationInput.from_file(Path(str(model)))
             target.distractors = distractors
-            notes, place, name = _trained_classes_remark(target), target.place, ""
+            notes, place, name = _trained_classes_remark(target), Path(str(model).removesuffix(".npz") + "-eval"), ""
             labels = target.labels if target.gallery is None else None
         else:
             loaded = open_model(
