@@ -6,6 +6,7 @@ import contextlib
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -245,32 +246,16 @@ def test_a_photo_goes_through_the_network_once_whatever_verb_asks(
 
 
 def test_a_gpu_copies_the_next_batch_before_it_works_on_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-
-    class Stream:
-        def __init__(self, device: object = None) -> None:
-            self.copies = 0
-
-        def wait_stream(self, other: object) -> None:
-            order.append("memory is free")
-
-        def record_event(self) -> str:
-            self.copies += 1
-            order.append(f"copy {self.copies}")
-            return f"wait for copy {self.copies}"
-
-        def wait_event(self, event: str) -> None:
-            order.append(event)
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    calls = Mock()
+    calls.copies.record_event.side_effect = [1, 2, 3]
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: calls.copies)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: calls.work)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(vectors, "take_rows", lambda inputs, rows, device: inputs)
     batches = [(torch.full((1,), float(number)), np.array([number])) for number in (1, 2, 3)]
     for inputs, places in vectors._copied_ahead(batches, torch.device("cuda")):
-        assert int(inputs) == places[0]
-        order.append(f"work {int(inputs)}")
-    assert order == [
-        *("memory is free", "copy 1", "memory is free", "copy 2", "wait for copy 1", "work 1"),
-        *("memory is free", "copy 3", "wait for copy 2", "work 2", "wait for copy 3", "work 3"),
-    ]
+        calls.on(int(inputs), places[0])
+    work, copied = calls.work, call.copies.record_event()
+    copy = [call.copies.wait_stream(work), copied]  # when its memory is free
+    used = [[call.work.wait_event(number), call.on(number, number)] for number in (1, 2, 3)]
+    assert calls.mock_calls == [*copy, *copy, *used[0], *copy, *used[1], *used[2]]
