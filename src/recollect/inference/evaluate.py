@@ -259,9 +259,7 @@ def evaluate_input(
         ConfigError: ``hierarchical`` is set without coarse labels.
     """
     if hierarchical and target.coarse_labels is None:
-        raise ConfigError(
-            "hierarchical AP needs images with coarser classes, such as sop and inaturalist: remove --hierarchical."
-        )
+        raise ConfigError("hierarchical AP needs images with coarser classes, as sop has them: remove --hierarchical.")
     ks = target.ks if ks is None else ks
     if "metrics" in options and (target.gnd is not None or protocol == "reid"):
         raise ConfigError("your own metrics work only with labelled images and the protocol all: remove them.")
@@ -279,18 +277,8 @@ def evaluate_input(
         levels = not str(device).startswith("cpu") or len(target.embeddings) * len(gallery) <= _GRADED_ENTRIES
     if levels and "metrics" in options:
         options["metrics"] = [*options["metrics"], *GRADED]
-    result = evaluate(
-        target.embeddings,
-        target.labels,
-        target.gallery,
-        target.gallery_labels,
-        ks,
-        distractors=target.distractors,
-        coarse_labels=target.coarse_labels if levels else None,
-        gallery_coarse_labels=target.gallery_coarse_labels if levels else None,
-        progress=True,
-        **options,
-    )
+    given = {name: getattr(target, name) for name in (*_LABELS, "distractors") if levels or "coarse" not in name}
+    result = evaluate(target.embeddings, ks=ks, progress=True, **given, **options)
     result = replace(result, settings={**result.settings, "identity": target.identity})
     omissions = {"left_out": list(GRADED)} if target.coarse_labels is not None and not levels else {}
     return result, {**result.summary(), "protocol": "all", **omissions, "source": target.provenance}
@@ -561,15 +549,9 @@ def write_evaluation(
         config = None if recipe is None else resolve(recipe)
         if model is None:
             if config is None:
-                raise InputError(
-                    "give one model to evaluate: a run, a saved embedder, an initialisation, an .npz of vectors, or "
-                    "--recipe NAME for a row that is not trained."
-                )
+                raise InputError("give one model to evaluate: a run, a saved embedder, an initialisation, or an .npz.")
             if config.run.epochs != 0:
-                raise ConfigError(
-                    f"{recipe} is a recipe for training: also give the run to evaluate (recollect eval RUN --recipe "
-                    f"{recipe}), or choose a recipe that ends in /init."
-                )
+                raise ConfigError(f"{recipe} is a recipe for training: also give the run to evaluate, before --recipe.")
             model = config.model.init
         if str(model).endswith(".npz"):
             target = EvaluationInput.from_file(Path(str(model)))
@@ -612,9 +594,8 @@ def write_evaluation(
         )
     if (left_out := target.provenance.get("left_out")) and target.labels is not None:
         logger.info(census(len(target.labels), left_out))
-    if skipped := target.provenance.get("skipped"):
-        more_files = f" (and {len(skipped) - 1:,} more, see metrics.json)" if len(skipped) > 1 else ""
-        logger.info(f"could not be read: {skipped[0]['name']}: {skipped[0]['reason']}{more_files}")
+    for bad in target.provenance.get("skipped", ())[:1]:  # the others are listed in metrics.json
+        logger.info(f"could not be read: {bad['name']}: {bad['reason']}")
     if vectors_out is not None:
         target.save_vectors(vectors_out)
         logger.info(f"written: {vectors_out}")
@@ -631,7 +612,7 @@ def write_evaluation(
     if other is not None:
         if not isinstance(result, Evaluation):
             raise ConfigError(
-                "--compare needs values per query, which only the protocol 'all' on labelled images has: remove it."
+                "--compare needs values per query, which instance search and reid do not have: remove it."
             )
         summary["compared_with"] = {"file": str(compare), **compare_evaluations(other, result)}
     if isinstance(result, Evaluation | RevisitedResult):
