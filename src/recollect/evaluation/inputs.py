@@ -177,12 +177,10 @@ class Lists:
 
     def __init__(self, lists: Sequence[Any], queries: int, gallery: int, what: str) -> None:
         if len(lists) != queries:
-            raise InputError(
-                f"{what}: {len(lists)} lists for {queries} queries; give one list per query (it may be empty)."
-            )
+            raise InputError(f"{what}: {len(lists)} lists for {queries} queries; give one per query (it may be empty).")
         unique = [np.unique(np.asarray(entry, dtype=np.int64)) for entry in lists]
         for number, entry in enumerate(unique):
-            if entry.ndim != 1 or (entry.size and (entry[0] < 0 or entry[-1] >= gallery)):
+            if entry.size and (entry[0] < 0 or entry[-1] >= gallery):
                 raise InputError(
                     f"{what}: the list of query {number} has indices from {entry.min()} to {entry.max()}, but the "
                     f"gallery's items are numbered 0 to {gallery - 1}."

@@ -87,7 +87,7 @@ def evaluate_reid(
         others = np.setdiff1d(np.arange(len(names)), gallery)
         if not others.size:
             raise InputError(
-                "every identity has a single image, so no query is left after drawing the gallery: add images."
+                "every identity has a single image, which the gallery takes, so no query is left: add images."
             )
         searched, items = vectors.take(others, dtype), vectors.take(gallery, dtype)
         draws.append(evaluate(searched, names[others], items, names[gallery], ks, metrics=("r@k", "mrr"), **options))
@@ -281,9 +281,7 @@ def _lists(
     """Positives and ignored images of one query in one set-up."""
     unknown = set(entry) - {"easy", "hard", "junk", "bbx"}
     if unknown or not ({"easy", "hard"} & set(entry)):
-        raise InputError(
-            f"gnd: the entry of query {query} has the keys {sorted(entry)}; the keys are easy, hard and junk."
-        )
+        raise InputError(f"gnd: query {query} has the keys {sorted(entry)}; the keys are easy, hard and junk.")
     lists = {}
     for name in ("easy", "hard", "junk"):
         value = entry.get(name)

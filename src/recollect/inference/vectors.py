@@ -185,8 +185,7 @@ def part_rows(
             for store, columns in others if read.any() else []:
                 store.write(pixels.keys[missing[read]], rows[read, columns])
             parts.append(rows[:, : embedder.pooled_dim] if others else rows)
-        order = np.concatenate([np.flatnonzero(stored), np.flatnonzero(~stored)])
-        return np.concatenate(parts)[np.argsort(order)]
+        return np.concatenate(parts)[np.argsort(np.argsort(~stored, kind="stable"))]  # stored ones came first
 
     return pixels.stored(VectorStore(provenance), compute, PART // 4 if whole else PART)
 
