@@ -261,6 +261,8 @@ class Evaluation:
         Raises:
             InputError: the file exists and ``overwrite`` is not set, or the name does not end in ``.npz``.
         """
+        if Path(path).suffix != ".npz":
+            raise InputError(f"{path}: per-query results are saved as .npz; give a name that ends in .npz.")
         arrays = {"labels": self.labels, "positives": self.positives, **self.per_query}
         arrays["settings"] = np.array(json.dumps(dict(self.settings)))
         return save_arrays(path, arrays if self.ids is None else {**arrays, "ids": self.ids}, overwrite)
@@ -296,8 +298,6 @@ def as_ids(ids: Any | None, queries: int) -> NDArray[np.str_] | None:
 def save_arrays(path: Path | str, arrays: Mapping[str, NDArray[Any]], overwrite: bool) -> Path:
     """Write arrays as ``.npz``, atomically."""
     path = Path(path)
-    if path.suffix != ".npz":
-        raise InputError(f"{path}: per-query results are saved as .npz; give a name that ends in .npz.")
     refuse_existing(path, overwrite)
     with atomic_write(path) as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

@@ -611,9 +611,7 @@ def write_evaluation(
         summary["dims"] = {str(length): values for length, values in prefixes.items()}
     if other is not None:
         if not isinstance(result, Evaluation):
-            raise ConfigError(
-                "--compare needs values per query, which instance search and reid do not have: remove it."
-            )
+            raise ConfigError("--compare needs values per query, which only labelled images have: remove it.")
         summary["compared_with"] = {"file": str(compare), **compare_evaluations(other, result)}
     if isinstance(result, Evaluation | RevisitedResult):
         result.save(queries_out, overwrite=overwrite)
