@@ -110,11 +110,9 @@ class EvaluationInput:
             DataError: the file has another format.
         """
         arrays = read_npz(path)
-        for alternatives in (["embeddings"], ["labels", "gnd"]):
-            if not arrays.keys() & set(alternatives):
-                raise DataError(
-                    f"{path}: has no array {alternatives[0]!r}; its arrays are {', '.join(arrays) or 'none'}."
-                )
+        for name in ("embeddings", "gnd" if "gnd" in arrays else "labels"):
+            if name not in arrays:
+                raise DataError(f"{path}: has no array {name!r}; its arrays are {', '.join(arrays) or 'none'}.")
         note = parse_json(str(arrays.get("source", "{}")), f"{path}: its note about the model")
         target = cls(
             name=path.stem,

@@ -94,9 +94,7 @@ def read_trained_on(run: Path) -> TrainedOn | None:
         keys = arrays["images"].astype(np.uint8).reshape(-1, KEY_BYTES)
         trained, validating = (frozenset(map(str, facts[key])) for key in ("classes", "validation_classes"))
         return TrainedOn(str(facts["data"]), str(facts["digest"]), trained, validating, keys)
-    except DataError as error:
-        raise DataError(f"{error} {_REMEDY}") from error
-    except (KeyError, ValueError, TypeError) as error:
+    except (DataError, KeyError, ValueError, TypeError) as error:
         raise DataError(f"{run / FILE}: damaged ({error}). {_REMEDY}") from error
 
 
@@ -111,10 +109,8 @@ def merge_records(records: Sequence[TrainedOn]) -> TrainedOn:
     first = records[0]
     if all((one.classes, one.validation_classes) == (first.classes, first.validation_classes) for one in records):
         return first
-    trained, chose = (
-        frozenset(chain(*sets))
-        for sets in zip(*((one.classes, one.validation_classes) for one in records), strict=True)
-    )
+    trained = frozenset(chain.from_iterable(one.classes for one in records))
+    chose = frozenset(chain.from_iterable(one.validation_classes for one in records))
     keys = np.unique(np.concatenate([one.keys for one in records]), axis=0)
     return TrainedOn(first.data, "", trained, chose, keys, len(records))
 
