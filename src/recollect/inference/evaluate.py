@@ -333,10 +333,7 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> dict[str, Any]
     theirs, ours = (dict(result.settings.get("identity") or {}) for result in (first, second))
     recorded = [what for what in ("images", "names") if what in theirs and what in ours]
     if any(theirs[what] != ours[what] for what in recorded):
-        raise ConfigError(
-            "the two results are of different images, so their queries cannot be compared: evaluate both "
-            "models on the same test set with --data, or compare runs with recollect report RUN1 RUN2."
-        )
+        raise ConfigError("the two results are of different images: evaluate both models on the same ones with --data.")
     differences = [
         f"{name}: {theirs[name]} there, {ours[name]} here"
         for name in ours

@@ -81,10 +81,8 @@ class RunFiles:
         if TO_END in text.partition("\n")[0] and f"\n{END}" not in text:
             missing = missing or ["the end"]
         if missing:
-            raise DataError(
-                f"{self.config_file}: incomplete, {', '.join(missing)} is missing. Restore it from a complete copy; a run is "
-                "not resumed with other settings than its own."
-            )
+            what = f"incomplete, {', '.join(missing)} is missing"
+            raise DataError(f"{self.config_file}: {what}. Restore it from a complete copy.")
         config = untrusted_names(from_mapping(values, str(self.config_file)))
         relative, changes = dict[str, str](), dict[str, Any]()
         with contextlib.suppress(DataError):  # reported by the callers that need the manifest
@@ -109,9 +107,7 @@ class RunFiles:
         content: dict[str, Any] = read_json(self.manifest_file, dict)
         content = {name: value for name, value in content.items() if value is not None}
         if wrong := [group for group in _MANIFEST_GROUPS if not isinstance(content.get(group, {}), dict)]:
-            raise DataError(
-                f"{self.manifest_file}: {wrong[0]} is not what recollect writes. Restore it from a complete copy."
-            )
+            raise DataError(f"{self.manifest_file}: {wrong[0]} is not what recollect writes. Restore a complete copy.")
         return content
 
     @property
@@ -170,9 +166,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise DataError(f"{path}: not a checkpoint with a model. {CHECKPOINT_REMEDY}")
     if content.get("format") != CHECKPOINT_FORMAT:
-        raise DataError(
-            f"{path}: checkpoint format {content.get('format')} is not {CHECKPOINT_FORMAT}, the one known here."
-        )
+        raise DataError(f"{path}: checkpoint format {content.get('format')}; only {CHECKPOINT_FORMAT} is known here.")
     return content
 
 
@@ -255,9 +249,7 @@ def open_model(
     elif path.is_dir():
         folder = path if (path / DESCRIPTION).is_file() else path / MODEL
         if not (folder / DESCRIPTION).is_file():
-            raise DataError(
-                f"{path} is neither a run (it has no config.yaml) nor a saved embedder (it has no {DESCRIPTION})."
-            )
+            raise DataError(f"{path} is neither a run (no config.yaml) nor a saved embedder (no {DESCRIPTION}).")
         loaded = replace(_open_embedder(folder, path.resolve().name, "trained", str(path.resolve())), folder=path)
     else:
         loaded = _open_initialisation(model, weights, download, recipe)
@@ -282,10 +274,7 @@ def _open_run(run: RunFiles) -> LoadedModel:
         return _open_checkpoint(run)
     for name in (TENSORS, DESCRIPTION):
         if not (run.model / name).is_file():
-            raise DataError(
-                f"{path}: the run is finished, but {run.model / name} is missing. Restore it from a copy; "
-                "other weights are never used instead."
-            )
+            raise DataError(f"{path}: the run is finished, but {run.model / name} is missing. Restore it from a copy.")
     step = None if outcome is None else outcome.get("chosen_step")
     weights = "trained" if step is None else f"weights of step {step:,}"
     network = read_json(run.model / DESCRIPTION, dict).get("embedder")

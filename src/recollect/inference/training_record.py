@@ -177,9 +177,8 @@ def refuse_other_training_images(run: Path, train: ImageSet) -> None:
     new, missing = int((~_contained(keys, record.keys)).sum()), int((~_contained(record.keys, keys)).sum())
     classes = sorted(record.classes ^ frozenset(_classes(train)))
     raise ConfigError(
-        f"{run} was started with other training images. New: {new:,}; missing: {missing:,}; classes that differ: "
-        f"{some_names(classes) or 'none'}; names and labels must be the same too. Restore those it was started with, or "
-        "start a new run."
+        f"{run} was started with other training images, names or labels. New: {new:,}; missing: {missing:,}; classes that "
+        f"differ: {some_names(classes) or 'none'}. Restore those it was started with, or start a new run."
     )
 
 
