@@ -82,14 +82,11 @@ class _AllCommands(TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            discard_output()
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # what is left goes nowhere, or Python prints an error on exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(141) from error
-
-
-def discard_output() -> None:
-    """Write what is left of standard output to nowhere; otherwise Python prints an error on exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = Commands(
