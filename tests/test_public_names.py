@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("data", "inference", "losses", "models", "report", "search", "step", "studies")
+PACKAGES = ("data", "evaluation", "inference", "losses", "models", "report", "search", "step", "studies")
 
 
 @pytest.mark.parametrize("name", ["recollect", *(f"recollect.{package}" for package in PACKAGES)])

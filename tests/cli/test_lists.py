@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from recollect.cli.main import app, main
+from cli.running import run as done
+from recollect.cli.main import main
 from recollect.config.recipes import available_recipes
 from recollect.config.resolve import from_mapping, resolve
 from recollect.losses import available
@@ -18,9 +18,7 @@ from recollect.models.zoo import ZOO
 
 
 def run(*arguments: str) -> str:
-    result = CliRunner().invoke(app, [*arguments])
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return str(done(*arguments).stdout)
 
 
 def test_lists_every_recipe() -> None:

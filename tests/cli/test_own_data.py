@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cli.running import run as cli
 from recollect.cli.main import app
 from recollect.common.errors import ConfigError
 from recollect.config.resolve import resolve
@@ -58,8 +59,7 @@ def test_eval_takes_the_run_s_own_split_and_options(tmp_path: Path) -> None:
     own = {"data.options": {"csv": str(listed)}, "data.test_split": "elsewhere"}
     config = small_config(root, **own, **{"run.epochs": 1, "run.watch_test": True})
     run = train(config, tmp_path / "run").folder
-    done = CliRunner().invoke(app, ["eval", str(run)])
-    assert done.exit_code == 0, done.output
+    cli("eval", run)
     written = json.loads(next((run / "eval").rglob("metrics.json")).read_text())
     manifest = json.loads((run / "manifest.json").read_text())
     assert written["source"]["split"] == "elsewhere"

@@ -36,10 +36,9 @@ def run(*arguments: str) -> Any:
 
 def test_a_folder_takes_the_recipe_for_folders(asked: list[Any], tmp_path: Path) -> None:
     run("--data", str(tmp_path))
-    config = asked[0][0]
-    assert (config.name, config.data.name, config.data.root, config.model.freeze) == (
-        "folder", "folder", str(tmp_path), "auto",
-    )  # fmt: skip
+    (config, *_) = asked[0]
+    used = (config.name, config.data.name, config.data.root, config.model.freeze)
+    assert used == ("folder", "folder", str(tmp_path), "auto")
 
 
 def test_options_and_set_beat_the_recipe(asked: list[Any]) -> None:
@@ -71,12 +70,8 @@ def test_a_text_is_used_as_it_was_typed(asked: list[Any]) -> None:
 def test_options_take_what_the_settings_take_and_say_their_range(asked: list[Any]) -> None:
     run("--lr", "auto", "--epochs", "auto", "--dim", "64", "--image-size", "96")
     config = asked[-1][0]
-    assert (config.optimizer.lr, config.run.epochs, config.model.dim, config.model.image_size) == (
-        "auto",
-        "auto",
-        64,
-        96,
-    )
+    used = (config.optimizer.lr, config.run.epochs, config.model.dim, config.model.image_size)
+    assert used == ("auto", "auto", 64, 96)
     output = {option.name: option.metavar for option in typer.main.get_command(app).commands["train"].params}  # type: ignore[attr-defined]
     assert output["image_size"] == "<int> [1<=x<=10000]"
     assert output["lr"] == "<float> [0<x<=1000]"

@@ -31,13 +31,13 @@ def _spoiled(value):
     [
         ({"embeddings": _spoiled(np.nan)}, "embeddings: row 4 holds a value that is not finite"),
         ({"embeddings": GOOD[0]}, r"shape is \(3,\)"),
-        ({"embeddings": GOOD[:, :0]}, "no dimensions"),
+        ({"embeddings": GOOD[:, :0]}, r"shape is \(6, 0\)"),
         ({"embeddings": GOOD.astype(complex)}, "of real numbers"),
         ({"labels": LABELS[:-1]}, "6 vectors but 5 labels"),
         ({"labels": np.linspace(0, 1, 6)}, "whole numbers or strings"),
         ({"labels": [0, 1, 2, 3, 4, 5]}, "none of the 6 queries has a positive"),
-        ({"gallery": GOOD}, "without gallery_labels"),
-        ({"gallery_labels": LABELS}, "no gallery"),
+        ({"gallery": GOOD}, "both gallery and gallery_labels"),
+        ({"gallery_labels": LABELS}, "both gallery and gallery_labels"),
         ({"gallery": GOOD[:, :2], "gallery_labels": LABELS}, "3 dimensions and the gallery 2"),
         ({"gallery": GOOD, "gallery_labels": list("aabbcc")}, "use the same type for both"),
         ({"distractors": GOOD[:, :1]}, "cannot be compared"),
@@ -48,18 +48,19 @@ def _spoiled(value):
         ({"junk": [[0]]}, "1 lists for 6 queries"),
         ({"similarity": "euclid"}, "choose 'dot' or 'cosine'"),
         ({"memory": 10}, "too little"),
+        ({"gallery": _spoiled(np.nan), "gallery_labels": LABELS}, "gallery: row 4"),
+        ({"distractors": _spoiled(np.nan)}, "gallery: row 10"),
+        ({"embeddings": torch.from_numpy(GOOD).to_sparse()}, "a dense array"),
+        ({"embeddings": torch.from_numpy(GOOD) > 0}, "of real numbers"),
+        ({"embeddings": GOOD.astype(float) * 1e200}, "overflow"),
+        ({"ids": ["a", "b"]}, "give 6 strings"),
+        ({"ids": LABELS}, "give 6 strings"),
+        ({"ids": list("abcdea")}, "the same id"),
     ],
 )
 def test_bad_input_is_a_sentence(arguments, message):
     with pytest.raises(InputError, match=message):
         evaluate(**{"embeddings": GOOD, "labels": LABELS, **arguments})
-
-
-def test_a_bad_row_of_the_gallery_is_named():
-    with pytest.raises(InputError, match="gallery: row 4"):
-        evaluate(GOOD, LABELS, _spoiled(np.nan), [0, 0, 1, 1, 9, 9])
-    with pytest.raises(InputError, match="gallery: row 10"):
-        evaluate(GOOD, LABELS, distractors=_spoiled(np.nan))
 
 
 def test_files(tmp_path):
@@ -71,12 +72,6 @@ def test_files(tmp_path):
     np.save(tmp_path / "object.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match=r"object\.npy: not a readable array"):
         evaluate(tmp_path / "object.npy", LABELS)
-
-
-@pytest.mark.parametrize("make", [torch.Tensor.to_sparse, lambda t: t.to("meta"), lambda t: t.double() * 1e200])
-def test_tensors_without_usable_values_are_refused(make):
-    with pytest.raises(InputError):
-        evaluate(make(torch.randn(8, 4)), torch.arange(8) // 2)
 
 
 _MEMORY_SCRIPT = """
@@ -150,15 +145,6 @@ def test_macro_averages_equal_the_reference():
     result = evaluate(vectors, labels, ks=[1, 5])
     assert result.macro == pytest.approx(reference.macro(reference.evaluate(vectors, labels, ks=[1, 5]), labels))
     assert result.summary()["macro"] == result.macro
-
-
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [(["a", "b"], "give 4 strings"), ([1, 2, 3, 4], "give 4 strings"), (list("abca"), "the same id")],
-)
-def test_bad_ids(ids, message):
-    with pytest.raises(InputError, match=message):
-        evaluate(np.eye(4), [0, 0, 1, 1], ids=ids)
 
 
 def test_round_trip(result, tmp_path):

@@ -181,7 +181,7 @@ def test_macro_average_weighs_identities_alike():
     kept = np.arange(90) >= 0
     kept[3:6] = False  # the first identity has three images, the others six
     result = evaluate_reid(vectors[kept], labels[kept], ks=(1,), seeds=2)
-    by_hand = [np.mean(list(draw.class_means("r@1").values())) for draw in result.draws]
+    by_hand = [list(draw.class_means("r@1").values()) for draw in result.draws]
     assert result.macro["reid/r@1"] == pytest.approx(np.mean(by_hand))
     assert result.macro["reid/r@1"] != result.metrics["reid/r@1"]
 
@@ -194,5 +194,3 @@ def test_refusals():
         evaluate_reid(vectors[:3], [0, 1, 2])
     with pytest.raises(InputError, match=r"90 vectors .*2 labels"):
         evaluate_reid(vectors, [0, 1])
-    with pytest.raises(InputError, match="junk: fixed"):
-        evaluate_reid(vectors, labels, junk=[])

@@ -56,6 +56,11 @@ def cases(draw):
 TIES = ("pessimistic", "optimistic")
 
 
+def _assert_same(columns, expected):
+    for name, column in expected.items():
+        np.testing.assert_array_equal(columns[name], column, err_msg=name)
+
+
 def _assert_equal(result, expected):
     for number, values in enumerate(expected):
         for name, column in result.per_query.items():
@@ -96,8 +101,7 @@ def test_counting_less_changes_nothing(case, metrics, ks):
         patch.setattr(ranks_module, "_SIDE", 6)
         everything = evaluate(**case, ks=ks)
         some = evaluate(**case, ks=ks, metrics=metrics)
-    for name, column in some.per_query.items():
-        np.testing.assert_array_equal(column, everything.per_query[name], err_msg=name)
+    _assert_same(everything.per_query, some.per_query)
 
 
 def _clusters(count=700, classes=90, dim=24, noise=1.0, seed=0):
@@ -113,9 +117,7 @@ def test_tile_sizes_and_memory_change_nothing(monkeypatch):
     expected = evaluate(vectors, labels).per_query
     for side, memory in ((33, 1 << 20), (300, 1 << 30), (1008, 1 << 20)):
         monkeypatch.setattr(ranks_module, "_SIDE", side)
-        columns = evaluate(vectors, labels, memory=memory).per_query
-        for name, column in expected.items():
-            np.testing.assert_array_equal(columns[name], column, err_msg=name)
+        _assert_same(evaluate(vectors, labels, memory=memory).per_query, expected)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -132,8 +134,7 @@ def test_the_number_of_threads_changes_nothing(monkeypatch, whole):
             per_query.append(evaluate(vectors, labels, *others).per_query)
     finally:
         torch.set_num_threads(before)
-    for name, column in per_query[0].items():
-        np.testing.assert_array_equal(per_query[1][name], column, err_msg=name)
+    _assert_same(*per_query)
 
 
 def test_counting_both_ways_equals_counting_one_way():
@@ -144,8 +145,7 @@ def test_counting_both_ways_equals_counting_one_way():
     own = [[i] for i in range(len(vectors))]
     symmetric = evaluate(vectors, labels, distractors=extra)
     plain = evaluate(vectors, labels, vectors, labels, junk=own, distractors=extra)
-    for name, column in plain.per_query.items():
-        np.testing.assert_array_equal(symmetric.per_query[name], column, err_msg=name)
+    _assert_same(symmetric.per_query, plain.per_query)
 
 
 @pytest.mark.parametrize("kind", ["whole", "normal"])
@@ -234,6 +234,4 @@ def test_two_processes_give_the_numbers_of_one(tmp_path):
     for kind in ("result", "revisited"):
         expected = np.load(tmp_path / f"{kind}.npz")
         for rank in range(2):
-            columns = np.load(tmp_path / f"{kind}{rank}.npz")
-            for name in set(expected.files) - {"settings"}:
-                np.testing.assert_array_equal(columns[name], expected[name], err_msg=name)
+            _assert_same(np.load(tmp_path / f"{kind}{rank}.npz"), expected)

@@ -8,24 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
 
 import recollect
 from recollect.common.errors import ConfigError, DataError, DataWarning, WeightsError
 from recollect.data import load as load_images
 from recollect.inference.evaluate import evaluate_model
-from recollect.inference.models import (
-    RunFiles,
-    embed,
-    load,
-    load_initial_model,
-    make_embedder,
-    open_model,
-)
+from recollect.inference.models import RunFiles, embed, load, load_initial_model, make_embedder, open_model
 from recollect.models import Embedder
 from recollect.training.trainer import train
 from training.small_runs import make_images, small_config
@@ -151,41 +142,24 @@ def test_what_a_run_started_from(run: Path) -> None:
     assert torch.equal(vectors(start.embedder), vectors(Embedder.create("tiny", dim=16, size=24)))
 
 
-@pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """``work/images`` and ``work/runs/one``, trained by a relative path."""
-    work = tmp_path / "work"
-    make_images(work / "images", classes=4)
-    monkeypatch.chdir(work)
-    train(small_config(Path("images"), **{"run.epochs": 1}), Path("runs/one"))
-    return work
-
-
-def test_roots_are_absolute(workspace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    written = yaml.safe_load((workspace / "runs" / "one" / "config.yaml").read_text())
-    assert written["data"]["root"] == str(workspace / "images")
+def test_a_run_finds_its_images_from_any_folder_and_when_both_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, run = make_images(tmp_path / "work" / "images", classes=4), Path("runs/one")
+    monkeypatch.chdir(tmp_path / "work")
+    train(small_config(Path("images"), **{"run.epochs": 1}), run)
+    assert yaml.safe_load((run / "config.yaml").read_text())["data"]["root"] == str(images)
     monkeypatch.chdir(tmp_path)
-    assert RunFiles(workspace / "runs" / "one").read_config().data.root == str(workspace / "images")
-
-
-def test_runs_and_images_moved_together(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.move(workspace, tmp_path / "elsewhere")
-    run = RunFiles(tmp_path / "elsewhere" / "runs" / "one")
-    assert run.read_config().data.root == str(tmp_path / "elsewhere" / "images")
-    shutil.move(tmp_path / "elsewhere" / "images", tmp_path / "photos")
-    assert run.read_config().data.root == str(workspace / "images"), "what is not found is named as it was written"
+    assert RunFiles("work" / run).read_config().data.root == str(images)
+    moved = (tmp_path / "work").rename(tmp_path / "elsewhere")
+    assert RunFiles(moved / run).read_config().data.root == str(moved / "images")
+    (moved / "images").rename(tmp_path / "photos")
+    assert RunFiles(moved / run).read_config().data.root == str(images), "what is not found is named as it was written"
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    random = np.random.default_rng(0)
-    for label in range(4):
-        for number in range(3):
-            path = tmp_path / "photos" / f"class{label}" / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(random.integers(0, 256, (30, 30, 3), dtype=np.uint8)).save(path)
-    return tmp_path / "photos"
+    return make_images(tmp_path / "made", classes=4, each=3).joinpath("train").rename(tmp_path / "photos")
 
 
 def test_a_model_is_loaded_used_and_measured(tmp_path: Path, photos: Path) -> None:
@@ -193,7 +167,7 @@ def test_a_model_is_loaded_used_and_measured(tmp_path: Path, photos: Path) -> No
     embedder = load(tmp_path / "model")
     vectors = embed(embedder, photos, progress=False)
     assert vectors.shape == (12, 128)
-    one = embed(tmp_path / "model", [photos / "class0" / "0.png"], progress=False)
+    one = embed(tmp_path / "model", [photos / "train-00" / "0.png"], progress=False)
     assert torch.allclose(one[0], vectors[0], atol=1e-5)
     images = load_images("folder", photos, "all")
     expected = recollect.evaluate(embed(embedder, images, progress=False), images.labels, ks=[1]).metrics["r@1"]

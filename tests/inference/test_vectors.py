@@ -6,14 +6,14 @@ import contextlib
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
-from recollect.cli.main import app
+from cli.running import run as run_command
 from recollect.common.errors import ImageError
 from recollect.common.images import read_image
 from recollect.data import ImageSet, Pipeline, load, train_transform
@@ -43,18 +43,6 @@ def embedder() -> Embedder:
     return Embedder.create("tiny", dim=16, size=24)
 
 
-class Passes:
-    """Counts images that go through the first layer of a network."""
-
-    def __init__(self, embedder: Embedder) -> None:
-        self.images = 0
-        first = next(module for module in embedder.backbone.modules() if isinstance(module, torch.nn.Conv2d))
-        first.register_forward_pre_hook(self._count)
-
-    def _count(self, module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
-        self.images += len(inputs[0])
-
-
 @pytest.mark.parametrize("upto", ["backbone", "pooling"])
 def test_rows_are_those_of_the_part(root: Path, embedder: Embedder, upto: str) -> None:
     images = load("folder", root, "train")
@@ -76,31 +64,22 @@ def test_a_changed_file_is_noticed(tmp_path: Path, embedder: Embedder) -> None:
     assert np.array_equal(after[0], before[1])
 
 
-def test_other_weights_sizes_and_cuts_have_rows_of_their_own(root: Path, embedder: Embedder) -> None:
-    images, passes = load("folder", root, "test"), Passes(embedder)
+def test_other_weights_sizes_and_cuts_have_rows_of_their_own(
+    root: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, through = load("folder", root, "test"), count_images(monkeypatch)
     part_rows(embedder, images)
     part_rows(embedder, images, "backbone")
-    with torch.no_grad():
-        embedder.head.linear.weight.add_(1)  # type: ignore[union-attr]
-    part_rows(embedder, images)
-    assert passes.images == 48, "the last layer is behind the cut"
-    with torch.no_grad():
-        next(embedder.backbone.parameters()).add_(1)
-    part_rows(embedder, images)
-    assert passes.images == 72
+    head, exponent, first = embedder.head.linear.weight, embedder.pooling.p, next(embedder.backbone.parameters())  # type: ignore[union-attr]
+    for changed, count in ((head, 48), (exponent, 72), (first, 96)):  # the last layer is behind the cut
+        with torch.no_grad():
+            changed.add_(1)  # type: ignore[operator]
+        part_rows(embedder, images)
+        assert sum(through) == count
     larger = Embedder.create("tiny", dim=16, size=32)
     larger.load_state_dict(embedder.state_dict())
-    more = Passes(larger)
     part_rows(larger, images)
-    assert more.images == 24
-
-
-def test_gem_s_exponent_is_part_of_the_pooling(root: Path, embedder: Embedder) -> None:
-    images = load("folder", root, "test")
-    before = part_rows(embedder, images).rows.copy()
-    with torch.no_grad():
-        embedder.pooling.p.add_(1)  # type: ignore[union-attr, operator]
-    assert not np.allclose(before, part_rows(embedder, images).rows)
+    assert sum(through) == 120
 
 
 @pytest.mark.parametrize("upto", ["backbone", "pooling"])
@@ -220,12 +199,6 @@ def test_inputs_of_the_last_layer(images: ImageSet) -> None:
         assert torch.allclose(head_inputs(embedder, images), expected, atol=1e-5)
 
 
-def call(*arguments: object) -> str:
-    done = CliRunner().invoke(app, list(map(str, arguments)))
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done.stdout
-
-
 @pytest.mark.parametrize("freeze", ["pooling", "backbone"])
 def test_a_photo_goes_through_the_network_once_whatever_verb_asks(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, freeze: str
@@ -247,47 +220,31 @@ def test_a_photo_goes_through_the_network_once_whatever_verb_asks(
     run = train(small_config(root, **settings, **more), tmp_path / "run").folder
     assert sum(photos) == 36, "every training image once"
     seen = through  # with what the plan tries out
-    call("eval", run, "--split", "train")
-    call("embed", run, root / "train")
-    call("report", run, "--split", "train")
+    run_command("eval", run, "--split", "train")
+    run_command("embed", run, root / "train")
+    run_command("report", run, "--split", "train")
     assert through == seen, "all of these know the training images"
-    call("eval", run)
+    run_command("eval", run)
     assert through == seen + 24, "the test images are new"
-    call("report", run, "--out", "page.html")
-    call("embed", run, root / "test", "--out", "test.npz")
+    run_command("report", run, "--out", "page.html")
+    run_command("embed", run, root / "test", "--out", "test.npz")
     # With a frozen backbone the pooling was trained: the report puts its images through with the pooling of the start.
     assert through == seen + 24 + (24 if freeze == "backbone" else 0)
-    answer = json.loads(call("search", "test.npz", root / "test" / "test-01" / "2.png", "--json"))
+    answer = json.loads(run_command("search", "test.npz", root / "test" / "test-01" / "2.png", "--json").stdout)
     assert answer[0]["results"][0]["name"] == "test-01/2.png"
 
 
 def test_a_gpu_copies_the_next_batch_before_it_works_on_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-
-    class Stream:
-        def __init__(self, device: object = None) -> None:
-            self.copies = 0
-
-        def wait_stream(self, other: object) -> None:
-            order.append("memory is free")
-
-        def record_event(self) -> str:
-            self.copies += 1
-            order.append(f"copy {self.copies}")
-            return f"wait for copy {self.copies}"
-
-        def wait_event(self, event: str) -> None:
-            order.append(event)
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    calls = Mock()
+    calls.copies.record_event.side_effect = [1, 2, 3]
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: calls.copies)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: calls.work)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(vectors, "take_rows", lambda inputs, rows, device: inputs)
     batches = [(torch.full((1,), float(number)), np.array([number])) for number in (1, 2, 3)]
     for inputs, places in vectors._copied_ahead(batches, torch.device("cuda")):
-        assert int(inputs) == places[0]
-        order.append(f"work {int(inputs)}")
-    assert order == [
-        *("memory is free", "copy 1", "memory is free", "copy 2", "wait for copy 1", "work 1"),
-        *("memory is free", "copy 3", "wait for copy 2", "work 2", "wait for copy 3", "work 3"),
-    ]
+        calls.on(int(inputs), places[0])
+    work, copied = calls.work, call.copies.record_event()
+    copy = [call.copies.wait_stream(work), copied]  # when its memory is free
+    used = [[call.work.wait_event(number), call.on(number, number)] for number in (1, 2, 3)]
+    assert calls.mock_calls == [*copy, *copy, *used[0], *copy, *used[1], *used[2]]

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from small_runs import make_images
-from typer.testing import CliRunner
 
-from recollect.cli.main import app
-from recollect.common.errors import ConfigError
+from cli.running import run
+from recollect.common.errors import ConfigError, InputError
 from recollect.inference.training_record import TrainedOn, read_trained_on
 from recollect.inference.vectors import head_inputs
 from recollect.inference.whitening import WhiteningSet, add_last_layer
@@ -81,34 +80,24 @@ def test_over_scales_an_added_whitening_is_applied_to_the_mean_descriptor(
 
 def test_the_verb(sfm: Path, network: Embedder, tmp_path: Path) -> None:
     network.save(tmp_path / "trained")
-    TrainedOn("photos", "", frozenset({"a class"}), frozenset(), np.zeros((0, 16), np.uint8)).write(
-        tmp_path / "trained"
-    )
-
-    def run(*words: str) -> tuple[int, str]:
-        result = CliRunner().invoke(app, ["whiten", str(tmp_path / "trained"), *words])
-        return result.exit_code, str(result.exception or result.output)
-
-    assert run("--pairs", str(sfm), "--out", str(tmp_path / "made"), "--dim", "8")[0] == 0
+    record = TrainedOn("photos", "", frozenset({"a class"}), frozenset(), np.zeros((0, 16), np.uint8))
+    record.write(tmp_path / "trained")
+    whiten = ("whiten", tmp_path / "trained", "--out", tmp_path / "made")
+    for options, message in (((), "give the images"), (("--data", "glyphs", "--dim", 60000), "60000")):
+        with pytest.raises(ConfigError, match=message):
+            run(*whiten, *options)
+    run(*whiten, "--pairs", sfm, "--dim", 8)
     assert Embedder.load(tmp_path / "made").dim == 8
-    record = read_trained_on(tmp_path / "made")
-    assert record is not None, "what was trained on is not forgotten"
-    assert record.classes == {"a class"}
-    assert run("--out", str(tmp_path / "other"))[0] != 0
-    code, message = run("--data", "glyphs", "--split", "test", "--out", str(tmp_path / "labels"), "--dim", "60000")
-    assert code != 0
-    assert "60000" in message
+    again = read_trained_on(tmp_path / "made")
+    assert again is not None, "what was trained on is not forgotten"
+    assert again.classes == {"a class"}
 
 
 def test_few_images_have_a_way_that_works(network: Embedder, tmp_path: Path) -> None:
     network.save(tmp_path / "trained")
     photos = make_images(tmp_path / "photos", classes=4, each=3)
-    words = ["whiten", str(tmp_path / "trained"), "--data", str(photos), "--out", str(tmp_path / "made")]
-    message = str(CliRunner().invoke(app, words).exception)
-    assert message.startswith("12 pairs of images for 192 features")
-    assert "shrinkage" not in message
-    advised = message.rpartition("instead: recollect ")[2].removesuffix(".").replace("FOLDER", str(photos)).split()
-    more = ["--init", "tiny", "--image-size", "16", "--device", "cpu", "--out", str(tmp_path / "run")]
-    done = CliRunner().invoke(app, [*advised, *more])
-    assert done.exit_code == 0, done.output
+    with pytest.raises(InputError, match="12 pairs of images for 192 features") as refused:
+        run("whiten", tmp_path / "trained", "--data", photos, "--out", tmp_path / "made")
+    advised = str(refused.value).rpartition("instead: recollect ")[2].removesuffix(".").replace("FOLDER", str(photos))
+    run(*advised.split(), "--init", "tiny", "--image-size", 16, "--device", "cpu", "--out", tmp_path / "run")
     assert Embedder.load(tmp_path / "run" / "model").head.linear is not None

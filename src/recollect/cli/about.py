@@ -15,18 +15,8 @@ from recollect.common.errors import InputError
 from recollect.common.text import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from recollect.config.recipes import Recipe
     from recollect.models.zoo import Initialization
-
-
-def _console(least_width: int = 0) -> Console:
-    """Folds text into the width of the terminal; a log file has 140 columns."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return Console(highlight=False, width=max(console.width if console.is_terminal else 140, least_width))
 
 
 def _print_table(columns: tuple[str, ...], rows: Iterable[Iterable[str]], least_width: int = 0) -> None:
@@ -39,7 +29,7 @@ def _print_table(columns: tuple[str, ...], rows: Iterable[Iterable[str]], least_
         table.add_column(column, no_wrap=column != columns[-1])
     for row in rows:
         table.add_row(*map(escape, row))
-    _console(least_width).print(table)
+    options.tables_console(least_width).print(table)
 
 
 # Recipes ------------------------------------------------------------------------------------------------------------
@@ -73,7 +63,7 @@ def recipes(
             rows.append((recipe.name, *(numbers[:1] or [""]), recipe.description))
         _print_table(("recipe", "published", "what it is"), rows)
         typer.echo(
-            f"\n{len(rows)} recipes. recollect recipes NAME shows one; recollect recipes WORD… searches by name."
+            f"\n{len(rows)} recipes. recollect recipes NAME shows one, recollect recipes WORD… searches by name."
         )
 
 
@@ -247,13 +237,8 @@ def losses(
     if as_json:
         options.print_json([asdict(entry) for entry in entries])
         return
-    _print_table(
-        ("loss", "family", "memory", "extra", "own", "what it is"),
-        [
-            (entry.name, entry.family, entry.memory, entry.extra or "", "yes" * entry.parameters, entry.description)
-            for entry in entries
-        ],
-    )
+    rows = [(e.name, e.family, e.memory, e.extra or "", "yes" * e.parameters, e.description) for e in entries]
+    _print_table(("loss", "family", "memory", "extra", "own", "what it is"), rows)
     typer.echo(
         "\nmemory: M batch, N references, d dimensions, C classes, m images per class; own: has its own parameters."
         "\nrecollect losses NAME shows a loss's options."
@@ -262,14 +247,9 @@ def losses(
 
 def _show_loss(description: Any) -> None:
     entry = description.entry
-    _console().print(f"{entry.name} ({entry.family})\n\n{description.summary}\n", markup=False)
-    _print_table(
-        ("option", "type", "default"),
-        [
-            (option.name, option.type, "required" if option.required else repr(option.default))
-            for option in description.options
-        ],
-    )
+    options.tables_console().print(f"{entry.name} ({entry.family})\n\n{description.summary}\n", markup=False)
+    rows = [(o.name, o.type, "required" if o.required else repr(o.default)) for o in description.options]
+    _print_table(("option", "type", "default"), rows)
     typer.echo(f"\nMemory: {entry.memory or 'not known'}.")
     if entry.extra:
         typer.echo(f'Needs: pip install "recollect[{entry.extra}]".')

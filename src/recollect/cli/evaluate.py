@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 def show_tables(result: WrittenEvaluation) -> None:
     """Print all results of ``recollect eval`` as tables, in percent."""
-    from rich.console import Console
-
     summary, target = result.summary, result.input
     title = f"{target.name} on {result.test}" if result.test else target.name
     if queries := summary.get("queries"):
@@ -44,11 +42,8 @@ def show_tables(result: WrittenEvaluation) -> None:
         tables.append(table)
     if "compared_with" in summary:
         tables.append(_comparison_table(summary["compared_with"]))
-    console = Console()
-    # A log file has no width, and a table cut to 80 columns loses digits.
-    console = console if console.is_terminal else Console(width=140)
     for table in tables:
-        console.print(table)
+        options.tables_console().print(table)
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:
@@ -124,9 +119,9 @@ def evaluate_command(
     dims: Annotated[
         str | None, Option(help="Also measure vectors cut to these lengths, e.g. 64,128. Default: the run's loss.dims.")
     ] = None,
-    metric: Annotated[
-        list[str] | None, Option(metavar="FILE.PY:NAME", help="Also measure your own metric; may be repeated.")
-    ] = None,
+    metrics: Annotated[
+        list[str], Option("--metric", metavar="FILE.PY:NAME", help="Also measure your own metric; may be repeated.")
+    ] = [],  # noqa: B006
     protocol: Annotated[str, Option(help="all: everything against everything; reid: a random gallery.")] = "all",
     similarity: Annotated[str, Option(help="dot: vectors unchanged; cosine: vectors normalized.")] = "dot",
     ties: Annotated[str, Option(help="Rank tied negatives first (pessimistic) or last (optimistic).")] = "pessimistic",
@@ -168,6 +163,7 @@ def evaluate_command(
     recollect eval lite0-in1k --data photos/  a pre-trained network, without training
     recollect eval vectors.npz                embeddings and labels from any source
     """
+    given = options.arguments(locals(), "target", "init", ks=_numbers("--ks", ks), dims=_numbers("--dims", dims))
     from recollect import write_evaluation
 
     if target is not None and init is not None:
@@ -180,41 +176,17 @@ def evaluate_command(
     )
     options.refuse_unused(protocol == "reid", "with --protocol reid, which has no values per query", "queries_out")
     options.remarks_aside()
-    result = write_evaluation(
-        target or init,
-        data,
-        recipe=recipe,
-        root=root,
-        split=split,
-        trained_classes=trained_classes,
-        ks=None if ks is None else whole_numbers(ks, "--ks"),
-        dims=None if dims is None else whole_numbers(dims, "--dims"),
-        metrics=metric or (),
-        protocol=protocol,
-        similarity=similarity,
-        ties=ties,
-        hierarchical=hierarchical,
-        multiscale=multiscale,
-        distractors=distractors,
-        compare=compare,
-        metrics_out=metrics_out,
-        queries_out=queries_out,
-        vectors_out=vectors_out,
-        overwrite=overwrite,
-        weights=weights,
-        download=download,
-        batch_size=batch_size,
-        precision=precision,
-        memory=memory,
-        device=device,
-        on_bad_image="skip" if skip_bad else "error",
-    )
+    result = write_evaluation(target or init, **given)
     if as_json:
         for note in result.notes:
             options.remark_aside(str(note))
         options.print_json(result.summary)
     else:
         show_tables(result)
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    return None if text is None else whole_numbers(text, option)
 
 
 # Vectors and models ---------------------------------------------------------------------------------------------------
@@ -241,22 +213,11 @@ def embed(
     quiet: options.Quiet = False,
 ) -> None:
     """Embed images and write their vectors, for recollect search and recollect eval."""
+    given = options.arguments(locals(), "images", inputs=images)
     from recollect import embed_catalogue
     from recollect.data import summary
 
-    vectors = embed_catalogue(
-        model,
-        images,
-        out,
-        weights=weights,
-        dim=dim,
-        batch_size=batch_size,
-        precision=precision,
-        device=device,
-        on_bad_image="skip" if skip_bad else "error",
-        download=download,
-        overwrite=overwrite,
-    )
+    vectors = embed_catalogue(**given)
     count, dim = vectors.embeddings.shape
     if skipped := vectors.source.get("left_out"):
         options.remark_aside(summary(count, skipped))
@@ -297,26 +258,11 @@ def whiten(
     recollect whiten runs/landmarks --pairs /data/sfm --out runs/landmarks-whitened
     recollect whiten lite0-in1k --data photos/ --out whitened
     """
+    given = options.arguments(locals())
     import recollect
 
     options.refuse_unused(data is None, "without --data", "root", "split", "seed")
-    typer.echo(
-        recollect.whiten(
-            model,
-            out,
-            pairs=pairs,
-            data=data,
-            root=root,
-            split=split,
-            dim=dim,
-            seed=seed,
-            multiscale=multiscale,
-            device=device,
-            download=download,
-            on_bad_image="skip" if skip_bad else "error",
-            overwrite=overwrite,
-        )
-    )
+    typer.echo(recollect.whiten(**given))
 
 
 @options.app.command("export")
@@ -368,22 +314,11 @@ def report(
     before and after training; vectors that are in the store are not computed
     again. The page needs no network and no other file.
     """
+    given = options.arguments(locals(), "images", limit=images or None)
     from recollect import write_report
 
     options.remarks_aside()
-    typer.echo(
-        write_report(
-            runs,
-            out,
-            limit=images or None,
-            split=split,
-            root=root,
-            device=device,
-            on_bad_image="skip" if skip_bad else "error",
-            overwrite=overwrite,
-            csv=csv,
-        )
-    )
+    typer.echo(write_report(**given))
 
 
 @options.app.command("publish")

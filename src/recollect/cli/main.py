@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from recollect.cli.options import app, discard_output
+from recollect.cli.options import app
 from recollect.common import console
 from recollect.common.errors import FULL, DataWarning, RecollectError, causes, storage_error, unreadable
 from recollect.common.machine import keep_freed_memory, spin_briefly
@@ -41,11 +41,7 @@ _received: list[int] = []
 
 
 class StoppedError(BaseException):
-    """A signal to end the process was received."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """A signal to end the process was received; its argument is the signal's number."""
 
 
 def main() -> None:
@@ -104,34 +100,27 @@ def report_error(error: BaseException) -> int:
         traceback.print_exception(error)
     message, code = _message(error)
     with contextlib.suppress(OSError, ValueError):  # standard error may be closed
-        if message:
-            print(f"recollect: {printable(message)}", file=sys.stderr, flush=True)
-    if code == 141:
-        discard_output()
+        print(f"recollect: {printable(message)}", file=sys.stderr, flush=True)
     return code
 
 
 def _message(error: BaseException) -> tuple[str, int]:
-    if isinstance(error, KeyboardInterrupt):
-        error = StoppedError(signal.SIGINT)
-    if isinstance(error, StoppedError):
-        name = "Ctrl-C" if error.number == signal.SIGINT else signal.Signals(error.number).name
-        message = f"stopped by {name}. No partial files are left; you can run the same command again."
-        return message, 128 + error.number
+    if isinstance(error, StoppedError | KeyboardInterrupt):
+        number = error.args[0] if isinstance(error, StoppedError) else signal.SIGINT
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        return f"stopped by {name}. No partial files are left; you can run the same command again.", 128 + number
     if isinstance(error, RecollectError):
         return str(error), int(getattr(error, "exit_code", 1))
     for cause in causes(error):
         if message := _system_message(cause):
             return message, 1
-    if isinstance(error, BrokenPipeError):
-        return "", 141
     what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     return f"unexpected error ({what}). This is a bug in recollect: RECOLLECT_DEBUG=1 shows where; please report it.", 1
 
 
 def _system_message(error: BaseException) -> str:
     """The message for an error of the system or a database, or nothing."""
-    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+    if isinstance(error, OSError):
         if error.errno in (*FULL, errno.EROFS):
             return str(storage_error(error, Path(error.filename or "a file of this command"), existed=None))
         return unreadable(error, error.filename) if error.filename is not None else ""
@@ -142,8 +131,6 @@ def _system_message(error: BaseException) -> str:
             "smaller images at a time (--batch-size, batch.chunk, model.image_size), or a machine with more memory."
         )
     if any(words in text for words in _DATABASE):
-        return (
-            f"the study's database cannot be used ({text.splitlines()[0]}). Free space on its disk or make it writable, "
-            "then run the same command again: finished trials are kept."
-        )
+        what = f"the study's database cannot be used ({text.splitlines()[0]})"
+        return f"{what}. Free space on its disk or make it writable, then run the same command again."
     return ""

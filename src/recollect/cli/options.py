@@ -12,10 +12,10 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer import Argument, Option
@@ -25,6 +25,9 @@ from recollect._version import __version__
 from recollect.common import console
 from recollect.common.errors import InputError
 from recollect.common.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _ORDER = [
     "demo", "train", "tune", "compare", "eval", "report", "embed", "index", "search", "serve", "calibrate", "duplicates",
@@ -79,14 +82,11 @@ class _AllCommands(TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            discard_output()
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # what is left goes nowhere, or Python prints an error on exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(141) from error
-
-
-def discard_output() -> None:
-    """Write what is left of standard output to nowhere; otherwise Python prints an error on exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = Commands(
@@ -194,6 +194,14 @@ def print_json(value: Any) -> None:
     echo(json.dumps(value, indent=2, default=str))
 
 
+def tables_console(least_width: int = 0) -> Console:
+    """Folds text into the width of the terminal. A log file has none: a table cut to 80 columns would lose digits."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return Console(highlight=False, width=max(console.width if console.is_terminal else 140, least_width))
+
+
 def show_plan(plan: Any, as_json: bool) -> None:
     """Print a plan, which has ``lines`` and ``as_dict``."""
     print_json(plan.as_dict()) if as_json else echo(printable("\n".join(plan.lines())))
@@ -274,6 +282,19 @@ def refuse_unused(unused: bool, because: str, *parameters: str) -> None:
     if unused and (options := [_typed[name] for name in parameters if name in _typed]):
         them = "it" if len(options) == 1 else "them"
         raise InputError(f"{' and '.join(options)} would have no effect {because}: remove {them}.")
+
+
+def arguments(values: Mapping[str, Any], *handled: str, **changed: Any) -> dict[str, Any]:
+    """A command's options as arguments of the function of the library that it calls.
+
+    Args:
+        values: ``locals()``, as the first statement of the command. handled: those of them that it uses itself.
+        changed: arguments that are not options as they were typed.
+    """
+    applied = {"quiet", "max_pixels", "as_json", "skip_bad", *handled}
+    if "skip_bad" in values:
+        changed["on_bad_image"] = "skip" if values["skip_bad"] else "error"
+    return {name: value for name, value in values.items() if name not in applied} | changed
 
 
 def drop_none(**options: Any) -> dict[str, Any]:

@@ -22,17 +22,17 @@ from typing import Any
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """A package's ``__getattr__``, ``__dir__`` and ``__all__``: its public names are those that its ``__init__.py`` imports
-    under ``if TYPE_CHECKING``. They are imported when first used, so that ``--help`` does not wait for torch.
+    under their own name (``as``), mostly under ``if TYPE_CHECKING``: they are imported when first used, so that ``--help``
+    does not wait for torch.
 
     Args:
         package: its ``__name__``. file: its ``__file__``.
     """
-    places = {}
+    places: dict[str, tuple[str, str]] = {}
     for block in ast.parse(Path(file).read_text(encoding="utf-8")).body:
-        for node in block.body if isinstance(block, ast.If) else ():
+        for node in block.body if isinstance(block, ast.If) else [block]:
             if isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    places[alias.asname or alias.name] = str(node.module), alias.name
+                places |= {alias.asname: (str(node.module), alias.name) for alias in node.names if alias.asname}
 
     def find(name: str) -> Any:
         if name not in places:

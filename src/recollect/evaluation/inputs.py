@@ -36,13 +36,16 @@ class Vectors:
         parts: arrays one after the other, each N_i × d; rows are numbered through.
         what: the argument's name, for messages.
         device: where rows are put.
-        cosine: divide every vector by its length, so that products are cosines; a zero vector stays zero.
+        similarity: ``"cosine"`` divides every vector by its length, so that products are cosines; a zero vector stays zero.
     """
 
-    def __init__(self, parts: Sequence[ArrayLike], what: str, device: torch.device, cosine: bool = False) -> None:
-        self.what = what
-        self.device = device
-        self._parts = [_opened(part, what) for part in parts]
+    def __init__(
+        self, parts: Sequence[ArrayLike | None], what: str, device: torch.device, similarity: str = "dot"
+    ) -> None:
+        if similarity not in ("dot", "cosine"):
+            raise InputError(f"similarity={similarity!r} is unknown: choose 'dot' or 'cosine'.")
+        self.what, self.device = what, device
+        self._parts = [_opened(part, what) for part in parts if part is not None]
         self.dim = int(self._parts[0].shape[1])
         for part in self._parts:
             if part.shape[1] != self.dim:
@@ -52,7 +55,7 @@ class Vectors:
                 )
         self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
         self._lengths: Tensor | None = None
-        if cosine:
+        if similarity == "cosine":
             self._lengths = self._measure()
 
     def __len__(self) -> int:
@@ -136,19 +139,14 @@ def _opened(part: ArrayLike, what: str) -> Any:
             part = np.asarray(part, dtype=np.float32)
         except (TypeError, ValueError) as error:
             raise InputError(f"{what}: not an array of vectors ({error}).") from error
-    if isinstance(part, Tensor) and (part.is_meta or part.layout != torch.strided):
-        raise InputError(f"{what}: give an ordinary (dense) tensor that holds values, not a {part.layout} one.")
-    if part.ndim != 2:
+    if part.ndim != 2 or part.shape[1] == 0:
         raise InputError(f"{what}: give N × d vectors, one per row; the shape is {tuple(part.shape)}.")
-    if part.shape[1] == 0:
-        raise InputError(f"{what}: the vectors have no dimensions (shape {tuple(part.shape)}).")
-    kind_is_number = (
-        (part.dtype.is_floating_point or part.dtype in (torch.int32, torch.int64, torch.int16, torch.int8))
-        if isinstance(part, Tensor)
-        else part.dtype.kind in "fiu"
-    )
-    if not kind_is_number:
-        raise InputError(f"{what}: vectors must be of real numbers, but the type is {part.dtype}.")
+    if isinstance(part, Tensor):
+        is_real = part.layout == torch.strided and part.dtype != torch.bool and not part.is_complex()
+    else:
+        is_real = part.dtype.kind in "fiu"
+    if not is_real:
+        raise InputError(f"{what}: give a dense array of real numbers; the type is {part.dtype}.")
     return part
 
 
@@ -179,12 +177,10 @@ class Lists:
 
     def __init__(self, lists: Sequence[Any], queries: int, gallery: int, what: str) -> None:
         if len(lists) != queries:
-            raise InputError(
-                f"{what}: {len(lists)} lists for {queries} queries; give one list per query (it may be empty)."
-            )
+            raise InputError(f"{what}: {len(lists)} lists for {queries} queries; give one per query (it may be empty).")
         unique = [np.unique(np.asarray(entry, dtype=np.int64)) for entry in lists]
         for number, entry in enumerate(unique):
-            if entry.ndim != 1 or (entry.size and (entry[0] < 0 or entry[-1] >= gallery)):
+            if entry.size and (entry[0] < 0 or entry[-1] >= gallery):
                 raise InputError(
                     f"{what}: the list of query {number} has indices from {entry.min()} to {entry.max()}, but the "
                     f"gallery's items are numbered 0 to {gallery - 1}."
@@ -272,11 +268,7 @@ def as_labels(labels: Any, what: str) -> NDArray[Any]:
     """Labels as a one-dimensional array of integers or of strings."""
     try:
         array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # sparse tensors, meta tensors, lists of different lengths
+    except (TypeError, ValueError, RuntimeError) as error:  # a sparse tensor, lists of different lengths
         raise InputError(f"{what}: not an array of labels ({str(error).splitlines()[0]}).") from error
     if array.ndim != 1:
         raise InputError(f"{what}: give one label per vector; the shape is {tuple(array.shape)}.")

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from recollect.common import plugins
-from recollect.common.errors import ConfigError, InputError
+from recollect.common.errors import InputError
 from recollect.evaluation.inputs import Ints, as_labels, to_tensor
 from recollect.evaluation.tiles import Limits, RankTile
 
@@ -101,19 +101,15 @@ class Metric:
         name = self.name or getattr(self.compute, "__name__", "")
         object.__setattr__(self, "name", name)
         if not callable(self.compute):
-            raise InputError(
-                f"metric {name!r}: compute is {self.compute!r}; it must be a function of (ranks, positives)."
-            )
+            raise InputError(f"metric {self.compute!r}: give a function of (ranks, positives).")
         if not name or not all(part.isidentifier() for part in name.replace("@", "_").split("-")) or name in RESERVED:
             raise InputError(
                 f"a metric cannot be called {name!r}: use letters, digits, '_', '-' and '@', and none of the names "
                 f"{', '.join(RESERVED)}; for example Metric(compute, name='last_rank')."
             )
-        if self.depth not in ("k", "R", None):
-            raise InputError(f"metric {name!r}: depth={self.depth!r}; choose 'k', 'R' or None.")
-        if (self.depth == "k") != name.endswith("@k"):
+        if self.depth not in ("k", "R", None) or (self.depth == "k") != name.endswith("@k"):
             raise InputError(
-                f"metric {name!r}: a name must end in '@k' if depth is 'k', and only then; rename it or change the depth."
+                f"metric {name!r}: depth={self.depth!r}; choose 'k', 'R' or None, and a name that ends in '@k' for 'k' only."
             )
 
     def columns(self, ks: Sequence[int]) -> dict[str, int | None]:
@@ -142,18 +138,13 @@ def find_metric(name: str) -> Metric:
     """The metric called ``name``: from the table, from an installed package, or given by a reference.
 
     Raises:
-        InputError: there is no such metric. ConfigError: a reference to nothing, or to something that is not a metric.
+        InputError: there is no such metric, or it is not a function. ConfigError: a reference to nothing.
     """
     if name in METRICS:
         return METRICS[name]
     loaded = plugins.load("metric", name)
     if loaded is None:
         raise InputError(str(plugins.unknown("metric", name, METRICS)))
-    if not isinstance(loaded.target, Metric) and not callable(loaded.target):
-        raise ConfigError(
-            f"metric {loaded.short!r} is a {type(loaded.target).__name__}: it must be a function of (ranks, positives) or "
-            "a Metric."
-        )
     return loaded.target if isinstance(loaded.target, Metric) else Metric(loaded.target)
 
 
@@ -161,20 +152,14 @@ def checked_metrics(metrics: Sequence[MetricLike] | None) -> list[Metric]:
     """The metrics to compute: those of the table in its order, then the others. None means all of the table."""
     if metrics is None:
         return list(METRICS.values())
-    if not len(metrics):
-        raise InputError(f"metrics: the list is empty; choose from {', '.join(METRICS)}.")
-    table = [metric for name, metric in METRICS.items() if name in metrics]
-    others = [
-        find_metric(m) if isinstance(m, str) else m for m in metrics if not isinstance(m, str) or m not in METRICS
-    ]
-    result = [*table, *(m if isinstance(m, Metric) else Metric(m) for m in others)]
-    names = [metric.name for metric in result]
-    twice = {metric.name for metric in result[len(table) :] if names.count(metric.name) > 1 or metric.name in METRICS}
-    if twice:
+    given = [find_metric(m) if isinstance(m, str) else m if isinstance(m, Metric) else Metric(m) for m in metrics]
+    others = [metric for metric in given if METRICS.get(metric.name) is not metric]
+    names = [metric.name for metric in others]
+    if twice := {name for name in names if names.count(name) > 1 or name in METRICS}:
         raise InputError(
             f"metrics: the name {', '.join(sorted(twice))} is already in use; give your own metric another name."
         )
-    return result
+    return [*(metric for metric in METRICS.values() if metric in given), *others]
 
 
 TRACKED_KS = (1, 2, 4, 8, 10, 16, 32, 100, 1000)
@@ -189,12 +174,12 @@ def default_ks(items: int) -> list[int]:
 def checked_ks(ks: Sequence[int]) -> list[int]:
     """The ks in ascending order, without repetition."""
     try:
-        sound = len(ks) > 0 and all(not isinstance(k, bool) and 1 <= operator.index(k) < 2**62 for k in ks)
+        checked = sorted({operator.index(k) for k in ks})
     except TypeError:  # a single number, text, a fraction
-        sound = False
-    if not sound:
+        checked = []
+    if not checked or checked[0] < 1:
         raise InputError(f"ks={ks!r}: give a list of whole numbers, 1 or more, e.g. [1, 10]; k = 1 is the first place.")
-    return sorted({int(k) for k in ks})
+    return checked
 
 
 def limits_for(metrics: Sequence[Metric], ks: Sequence[int]) -> Limits:
@@ -343,13 +328,10 @@ class Hierarchy:
     ) -> None:
         if (gallery_labels is None) != (gallery_coarse_labels is None):
             raise InputError("with a separate gallery, pass both gallery_labels and gallery_coarse_labels.")
-        self.coarse = as_labels(coarse_labels, "coarse_labels")
-        self.gallery_coarse = (
-            None if gallery_coarse_labels is None else as_labels(gallery_coarse_labels, "gallery_coarse_labels")
-        )
-        fine = [as_labels(labels, "labels")]
-        coarse = [self.coarse]
-        if gallery_labels is not None and self.gallery_coarse is not None:
+        self.coarse, self.gallery_coarse = as_labels(coarse_labels, "coarse_labels"), None
+        fine, coarse = [as_labels(labels, "labels")], [self.coarse]
+        if gallery_labels is not None:
+            self.gallery_coarse = as_labels(gallery_coarse_labels, "gallery_coarse_labels")
             fine.append(as_labels(gallery_labels, "gallery_labels"))
             coarse.append(self.gallery_coarse)
         for ours, theirs in zip(fine, coarse, strict=True):

@@ -24,12 +24,11 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common.errors import InputError
-from recollect.common.files import atomic_write
 from recollect.common.machine import usable_device
-from recollect.evaluation.inputs import ArrayLike, ByLists, Vectors, as_labels, to_tensor
+from recollect.evaluation.inputs import ArrayLike, ByLists, Vectors, as_labels
 from recollect.evaluation.metrics import METRICS, checked_ks, limits_for
 from recollect.evaluation.ranks import stream_ranks
-from recollect.evaluation.retrieval import Evaluation, evaluate, gather, refuse_existing, shard
+from recollect.evaluation.retrieval import Evaluation, check_lengths, evaluate, gather, save_arrays, shard
 from recollect.evaluation.tiles import Ties
 
 
@@ -76,17 +75,10 @@ def evaluate_reid(
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers:
         raise InputError("seeds: at least one draw is needed.")
-    fixed = {"metrics", "junk", "gallery", "gallery_labels"} & options.keys()
-    if fixed:
-        raise InputError(
-            f"{', '.join(sorted(fixed))}: fixed by the re-identification protocol; use evaluate to set it."
-        )
     vectors = Vectors([embeddings], "embeddings", torch.device("cpu"))
     names = as_labels(labels, "labels")
-    if len(names) != len(vectors):
-        raise InputError(f"embeddings: {len(vectors)} vectors but {len(names)} labels; give one label per vector.")
+    check_lengths(len(vectors), len(names), "embeddings", "labels")
     dtype = torch.float64 if vectors.is_double else torch.float32
-    everything = vectors.rows(0, len(vectors), dtype)
     draws, queries = [], []
     for seed in numbers:
         shuffled = np.random.default_rng(seed).permutation(len(names))
@@ -95,11 +87,10 @@ def evaluate_reid(
         others = np.setdiff1d(np.arange(len(names)), gallery)
         if not others.size:
             raise InputError(
-                "every identity has a single image, so no query is left after drawing the gallery: add images."
+                "every identity has a single image, which the gallery takes, so no query is left: add images."
             )
-        query_vectors, items = (everything[to_tensor(part, everything.device)] for part in (others, gallery))
-        metrics = ("r@k", "mrr")
-        draws.append(evaluate(query_vectors, names[others], items, names[gallery], ks, metrics=metrics, **options))
+        searched, items = vectors.take(others, dtype), vectors.take(gallery, dtype)
+        draws.append(evaluate(searched, names[others], items, names[gallery], ks, metrics=("r@k", "mrr"), **options))
         queries.append(others)
     table = {f"reid/{name}": np.array([draw.metrics[name] for draw in draws]) for name in draws[0].metrics}
     return ReidResult(
@@ -144,12 +135,8 @@ class RevisitedResult:
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
         """Write the per-query values as ``.npz``, one array per set-up and name: ``numpy.load(path)["hard/map"]``."""
-        path = Path(path)
-        refuse_existing(path, overwrite)
         arrays = {f"{setup}/{name}": v for setup, values in self.per_query.items() for name, v in values.items()}
-        with atomic_write(path) as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        return path
+        return save_arrays(path, arrays, overwrite)
 
 
 def average_precision(positions: Sequence[int] | Floats, positives: int) -> float:
@@ -207,14 +194,10 @@ def evaluate_revisited(
         1.0
     """
     ks = checked_ks(ks)
-    if similarity not in ("dot", "cosine"):
-        raise InputError(f"similarity={similarity!r} is unknown: choose 'dot' or 'cosine'.")
-    _check_setups(setups)
     place = usable_device(str(device or "cpu"))
-    cosine = similarity == "cosine"
     # The set-ups differ only in what counts, so each query is ranked once per set-up in the same pass over the files.
-    stacked = Vectors([queries] * len(setups), "queries", place, cosine)
-    items = Vectors([database, *([] if distractors is None else [distractors])], "database", place, cosine)
+    stacked = Vectors([queries] * len(setups), "queries", place, similarity)
+    items = Vectors([database, distractors], "database", place, similarity)
     number = len(stacked) // len(setups)
     if number == 0 or len(items) == 0:
         raise InputError(f"there are {number} queries and {len(items)} database vectors; both are needed.")
@@ -264,7 +247,6 @@ def evaluate_rankings(
         gnd: as in ``evaluate_revisited``.
     """
     ks = checked_ks(ks)
-    _check_setups(setups)
     if len(gnd) != len(rankings):
         raise InputError(f"gnd has {len(gnd)} entries for {len(rankings)} ranked lists; give one per query, in order.")
     rows = []
@@ -299,9 +281,7 @@ def _lists(
     """Positives and ignored images of one query in one set-up."""
     unknown = set(entry) - {"easy", "hard", "junk", "bbx"}
     if unknown or not ({"easy", "hard"} & set(entry)):
-        raise InputError(
-            f"gnd: the entry of query {query} has the keys {sorted(entry)}; the keys are easy, hard and junk."
-        )
+        raise InputError(f"gnd: query {query} has the keys {sorted(entry)}; the keys are easy, hard and junk.")
     lists = {}
     for name in ("easy", "hard", "junk"):
         value = entry.get(name)
@@ -311,11 +291,7 @@ def _lists(
                 f"gnd: query {query} has {name} images from {lists[name][0]} to {lists[name][-1]}, but the database's "
                 f"images are numbered 0 to {database - 1}."
             )
+    if setup not in SETUPS:
+        raise InputError(f"setups: {setup!r} is not a set-up; choose from {', '.join(SETUPS)}.")
     right, ignored = SETUPS[setup]
     return np.unique(np.concatenate([lists[n] for n in right])), np.unique(np.concatenate([lists[n] for n in ignored]))
-
-
-def _check_setups(setups: Sequence[str]) -> None:
-    unknown = [setup for setup in setups if setup not in SETUPS]
-    if unknown or not setups:
-        raise InputError(f"setups: {unknown or 'nothing'} is not a set-up; choose from {', '.join(SETUPS)}.")

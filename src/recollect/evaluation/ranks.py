@@ -69,9 +69,8 @@ class _Plan:
 
     def threads(self, device: torch.device) -> int:
         """How many pairs of tiles to count at a time."""
-        return (
-            max(1, min(torch.get_num_threads(), self._memory // 2 // self._tile_bytes())) if device.type == "cpu" else 1
-        )
+        most = torch.get_num_threads() if device.type == "cpu" else 1
+        return max(1, min(most, self._memory // 2 // self._tile_bytes()))
 
     def _tile_bytes(self) -> int:
         # similarities, cells and entries picked out; the gallery's tile, vectors of pairs and float64 twins of both

@@ -106,23 +106,17 @@ def evaluate(
         >>> evaluate(vectors, [0, 0, 1, 1], ks=[1]).metrics["r@1"]
         1.0
     """
-    if similarity not in ("dot", "cosine"):
-        raise InputError(f"similarity={similarity!r} is unknown: choose 'dot' or 'cosine'.")
-    if gallery is None and gallery_labels is not None:
-        raise InputError("gallery_labels are given but no gallery: pass both, or neither to search among the queries.")
-    if gallery is not None and gallery_labels is None:
-        raise InputError("a gallery is given without gallery_labels: pass one label for each of its vectors.")
+    if (gallery is None) != (gallery_labels is None):
+        raise InputError("pass both gallery and gallery_labels, or neither to search among the queries.")
     place = embeddings.device if isinstance(embeddings, Tensor) else torch.device("cpu")
     place = place if device is None else usable_device(str(device))
-    cosine = similarity == "cosine"
-    extra = [] if distractors is None else [distractors]
-    queries = Vectors([embeddings], "embeddings", place, cosine)
-    items = Vectors([embeddings if gallery is None else gallery, *extra], "gallery", place, cosine)
-    added = 0 if distractors is None else len(Vectors(extra, "distractors", place))
+    queries = Vectors([embeddings], "embeddings", place, similarity)
+    items = Vectors([embeddings if gallery is None else gallery, distractors], "gallery", place, similarity)
+    added = 0 if distractors is None else len(Vectors([distractors], "distractors", place))
     query_labels = as_labels(labels, "labels")
-    _check_lengths(len(queries), len(query_labels), "embeddings", "labels")
+    check_lengths(len(queries), len(query_labels), "embeddings", "labels")
     if gallery_labels is not None:
-        _check_lengths(len(items) - added, len(as_labels(gallery_labels, "gallery_labels")), "gallery", "its labels")
+        check_lengths(len(items) - added, len(as_labels(gallery_labels, "gallery_labels")), "gallery", "its labels")
     ks = default_ks(len(items) - (gallery is None)) if ks is None else checked_ks(ks)
     graded, plain = _graded_and_plain(metrics, coarse_labels is not None)
     hierarchy = None
@@ -187,10 +181,11 @@ def _graded_and_plain(metrics: Sequence[MetricLike] | None, hierarchical: bool) 
     if graded and not hierarchical:
         raise InputError(f"metrics: {', '.join(graded)} need labels of a second level: pass coarse_labels.")
     others = [metric for metric in metrics if not (isinstance(metric, str) and metric in GRADED)]
-    return graded, checked_metrics(others) if others or not graded else []
+    return graded, checked_metrics(others)
 
 
-def _check_lengths(vectors: int, labels: int, what: str, of: str) -> None:
+def check_lengths(vectors: int, labels: int, what: str, of: str) -> None:
+    """Check that there are vectors, each with a label."""
     if vectors == 0:
         raise InputError(f"{what}: there are no vectors.")
     if vectors != labels:
@@ -266,20 +261,11 @@ class Evaluation:
         Raises:
             InputError: the file exists and ``overwrite`` is not set, or the name does not end in ``.npz``.
         """
-        path = Path(path)
-        if path.suffix != ".npz":
+        if Path(path).suffix != ".npz":
             raise InputError(f"{path}: per-query results are saved as .npz; give a name that ends in .npz.")
-        refuse_existing(path, overwrite)
-        arrays: dict[str, Any] = {
-            "labels": self.labels,
-            "positives": self.positives,
-            "settings": np.array(json.dumps(dict(self.settings))),
-            **({} if self.ids is None else {"ids": self.ids}),
-            **self.per_query,
-        }
-        with atomic_write(path) as file:
-            np.savez_compressed(file, **arrays)
-        return path
+        arrays = {"labels": self.labels, "positives": self.positives, **self.per_query}
+        arrays["settings"] = np.array(json.dumps(dict(self.settings)))
+        return save_arrays(path, arrays if self.ids is None else {**arrays, "ids": self.ids}, overwrite)
 
     @classmethod
     def load(cls, path: Path | str) -> Evaluation:
@@ -307,6 +293,15 @@ def as_ids(ids: Any | None, queries: int) -> NDArray[np.str_] | None:
     if len(np.unique(array)) != queries:
         raise InputError("ids: two queries have the same id; each query needs its own.")
     return array
+
+
+def save_arrays(path: Path | str, arrays: Mapping[str, NDArray[Any]], overwrite: bool) -> Path:
+    """Write arrays as ``.npz``, atomically."""
+    path = Path(path)
+    refuse_existing(path, overwrite)
+    with atomic_write(path) as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    return path
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:

@@ -10,8 +10,8 @@ values over classes (macro averages) are carried along for tables. ``Verdict.as_
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -79,8 +79,7 @@ def confidence_interval(
     """
     counted = result.positives > 0
     values = result.values(metric)[counted]
-    means = _resampled_means(values, result.labels[counted], resamples, by, seed)
-    low, high = _percentiles(means, level)
+    _, low, high = _resampled_means(values, result.labels[counted], level, resamples, by, seed)
     return Interval(float(values.mean()), low, high, level)
 
 
@@ -102,8 +101,7 @@ def paired_bootstrap(
     compared_by = _check_same_queries(first, second)
     counted = first.positives > 0
     difference, labels = (second.values(metric) - first.values(metric))[counted], first.labels[counted]
-    means = _resampled_means(difference, labels, resamples, by, seed)
-    low, high = _percentiles(means, level)
+    means, low, high = _resampled_means(difference, labels, level, resamples, by, seed)
     smaller_side = min(float((means <= 0).mean()), float((means >= 0).mean()))
     p_value = min(1.0, max(2 * smaller_side, 1 / resamples))
     return Comparison(float(difference.mean()), low, high, level, p_value, compared_by)
@@ -113,10 +111,14 @@ def changed_queries(first: Evaluation, second: Evaluation, metric: str = "r@1") 
     """Which queries improved and which got worse. For metrics like ``first_rank`` a smaller value is better."""
     _check_same_queries(first, second)
     change = np.nan_to_num(second.values(metric) - first.values(metric))
-    if metric in (*second.settings.get("lower_is_better", ()), "first_rank"):
+    if _lower_is_better(second, metric):
         change = -change
     order = np.argsort(-np.abs(change), kind="stable")
     return Changes(better=order[change[order] > 0], worse=order[change[order] < 0])
+
+
+def _lower_is_better(result: Evaluation, metric: str) -> bool:
+    return metric in (*result.settings.get("lower_is_better", ()), "first_rank")
 
 
 def _check_same_queries(first: Evaluation, second: Evaluation) -> Literal["ids", "labels"]:
@@ -141,11 +143,11 @@ def _check_same_queries(first: Evaluation, second: Evaluation) -> Literal["ids",
 
 
 def _resampled_means(
-    values: NDArray[np.float64], labels: NDArray[np.int64], resamples: int, by: Unit, seed: int
-) -> NDArray[np.float64]:
-    """The mean of each resample: classes or queries are drawn with replacement, each with all its values."""
-    if resamples < 1:
-        raise InputError(f"resamples={resamples}: give 1 or more; 1000 is usual.")
+    values: NDArray[np.float64], labels: NDArray[np.int64], level: float, resamples: int, by: Unit, seed: int
+) -> tuple[NDArray[np.float64], float, float]:
+    """The mean of each resample and their interval: classes or queries are drawn with replacement, with all their values."""
+    if resamples < 1 or not 0 < level < 1:
+        raise InputError(f"resamples={resamples}, level={level}: give 1 or more and a fraction, such as 1000 and 0.95.")
     sums: NDArray[np.float64]
     sizes: NDArray[np.float64]
     if by == "class":
@@ -161,14 +163,8 @@ def _resampled_means(
     for number in range(resamples):
         drawn = random.integers(0, len(sums), len(sums))
         means[number] = sums[drawn].sum() / sizes[drawn].sum()
-    return means
-
-
-def _percentiles(means: NDArray[np.float64], level: float) -> tuple[float, float]:
-    if not 0 < level < 1:
-        raise InputError(f"level={level}: give a fraction between 0 and 1, such as 0.95.")
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+    return means, float(low), float(high)
 
 
 HELPED: Literal["helped"] = "helped"
@@ -297,18 +293,10 @@ class Verdict:
             DataError: values that ``as_dict`` did not write.
         """
         try:
-            changes = tuple(_change_from(change) for change in values["changes"])
-            if values["judgement"] not in get_args(Judgement) or not changes:
-                raise ValueError(f"judgement {values['judgement']!r}")
-            return cls(
-                values["judgement"],
-                changes,
-                int(values["queries"]),
-                int(values["classes"]),
-                float(values["level"]),
-                bool(values["enough_classes"]),
-                str(values.get("subject", "training")),
-            )
+            changes = tuple(MetricChange(**_checked(MetricChange, change)) for change in values["changes"])
+            if not changes:
+                raise ValueError("no metric")
+            return cls(changes=changes, **_checked(cls, {"subject": "training", **values}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"not a verdict written by recollect ({error}).") from error
 
@@ -346,10 +334,9 @@ def verdict(
     changes = []
     for name in dict.fromkeys(metrics):
         change = paired_bootstrap(before, after, name, level=level, resamples=resamples, seed=seed)
-        upside_down = name in (*after.settings.get("lower_is_better", ()), "first_rank")
         judgement: Judgement = UNCLEAR
         if enough and (change.low > 0 or change.high < 0):
-            judgement = HELPED if (change.low > 0) != upside_down else WORSE
+            judgement = HELPED if (change.low > 0) != _lower_is_better(after, name) else WORSE
         values = (before.metrics[name], after.metrics[name], change.difference, change.low, change.high)
         changes.append(MetricChange(name, *values, judgement, before.macro[name], after.macro[name]))
     decided = next((change.judgement for change in changes if change.judgement != UNCLEAR), UNCLEAR)
@@ -361,11 +348,11 @@ def metric_name(metric: str) -> str:
     return _DISPLAY_NAMES.get(metric, metric)
 
 
-def _change_from(values: Mapping[str, Any]) -> MetricChange:
-    numbers = {name: float(values[name]) for name in ("before", "after", "difference", "low", "high")}
-    macro = {name: float(values[name]) for name in ("macro_before", "macro_after")}
-    if values["judgement"] not in get_args(Judgement) or not all(
-        map(math.isfinite, (*numbers.values(), *macro.values()))
-    ):
-        raise ValueError(f"change of {values['metric']!r}")
-    return MetricChange(metric=str(values["metric"]), judgement=values["judgement"], **numbers, **macro)
+def _checked(kind: type[MetricChange | Verdict], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``kind`` with a single value, of their types."""
+    types: dict[Any, Callable[[Any], Any]] = {"float": float, "int": int, "bool": bool, "str": str, "Judgement": str}
+    checked = {field.name: types[field.type](values[field.name]) for field in fields(kind) if field.type in types}
+    numbers = [value for value in checked.values() if isinstance(value, float)]
+    if checked["judgement"] not in get_args(Judgement) or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"judgement {checked['judgement']!r}")
+    return checked

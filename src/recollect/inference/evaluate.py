@@ -67,7 +67,7 @@ class EvaluationInput:
     """Vectors to evaluate, with their description.
 
     Attributes:
-        name: for titles. place: default folder of the results.
+        name: for titles.
         embeddings, labels, gallery, gallery_labels: as ``evaluate`` takes them; for instance search ``gallery`` is the
             database and ``gnd`` the ground truth.
         coarse_labels, gallery_coarse_labels: of a coarser level, for hierarchical AP and NDCG; None without.
@@ -78,7 +78,6 @@ class EvaluationInput:
     """
 
     name: str
-    place: Path
     embeddings: Any
     labels: Any = None
     gallery: Any = None
@@ -95,11 +94,8 @@ class EvaluationInput:
 
     def save_vectors(self, path: Path) -> None:
         """Write the vectors as ``.npz``, as ``from_file`` reads them."""
-        arrays = {
-            name: np.asarray(getattr(self, name))
-            for name in ("embeddings", *_LABELS)
-            if getattr(self, name) is not None
-        }
+        given = {name: getattr(self, name) for name in ("embeddings", *_LABELS)}
+        arrays = {name: np.asarray(values) for name, values in given.items() if values is not None}
         if self.gnd is not None:
             arrays["gnd"] = np.array(json.dumps(self.gnd))
         with atomic_write(path) as file:
@@ -114,15 +110,12 @@ class EvaluationInput:
             DataError: the file has another format.
         """
         arrays = read_npz(path)
-        for alternatives in (["embeddings"], ["labels", "gnd"]):
-            if not arrays.keys() & set(alternatives):
-                raise DataError(
-                    f"{path}: has no array {alternatives[0]!r}; its arrays are {', '.join(arrays) or 'none'}."
-                )
+        for name in ("embeddings", "gnd" if "gnd" in arrays else "labels"):
+            if name not in arrays:
+                raise DataError(f"{path}: has no array {name!r}; its arrays are {', '.join(arrays) or 'none'}.")
         note = parse_json(str(arrays.get("source", "{}")), f"{path}: its note about the model")
         target = cls(
             name=path.stem,
-            place=path.with_name(f"{path.stem}-eval"),
             embeddings=arrays["embeddings"],
             gnd=parse_json(str(arrays["gnd"]), f"{path}: its array 'gnd'", list) if "gnd" in arrays else None,
             ks=evaluation_ks("", {}, np.size(arrays.get("gallery", arrays["embeddings"]), 0)),
@@ -163,7 +156,6 @@ def embed_test(
     with_them = distractors is not None or test.distractors is not None
     target = EvaluationInput(
         name=model.name if model.folder is not None else model.weights,
-        place=model.results / test.name,
         embeddings=None,
         distractors=distractors if test.distractors is None else None,
         published=published_row(published, name_of_test(data.name, data.test_split, with_them)),
@@ -188,7 +180,7 @@ def embed_test(
         "scales": [1.0] if scales is None else list(scales),
         "image_size": preprocessing.max_side if preprocessing.resize is None else preprocessing.size,
         **({} if embedder.precision == "fp32" else {"precision": embedder.precision}),
-        "distractors": 0 if not with_them else str(distractors or "revisitop1m"),
+        "distractors": "revisitop1m" if test.distractors is not None else str(distractors) if distractors else 0,
         "skipped": [{"name": bad.name, "reason": bad.reason} for bad in skipped],
         "left_out": skipped_files(test.images, skipped),
         **({} if test.benchmark is not None else test.as_dict()),
@@ -242,12 +234,6 @@ def _embed_benchmark(
     return more.skipped
 
 
-def check_protocol(protocol: str) -> None:
-    """Refuse an unknown protocol; called before an hour of embedding."""
-    if protocol not in ("all", "reid"):
-        raise ConfigError(f"--protocol {protocol} is unknown: choose all or reid.")
-
-
 def evaluate_input(
     target: EvaluationInput,
     ks: Sequence[int] | None = None,
@@ -270,11 +256,8 @@ def evaluate_input(
     Raises:
         ConfigError: ``hierarchical`` is set without coarse labels.
     """
-    check_protocol(protocol)
     if hierarchical and target.coarse_labels is None:
-        raise ConfigError(
-            "hierarchical AP needs images with coarser classes, such as sop and inaturalist: remove --hierarchical."
-        )
+        raise ConfigError("hierarchical AP needs images with coarser classes, as sop has them: remove --hierarchical.")
     ks = target.ks if ks is None else ks
     if "metrics" in options and (target.gnd is not None or protocol == "reid"):
         raise ConfigError("your own metrics work only with labelled images and the protocol all: remove them.")
@@ -292,18 +275,8 @@ def evaluate_input(
         levels = not str(device).startswith("cpu") or len(target.embeddings) * len(gallery) <= _GRADED_ENTRIES
     if levels and "metrics" in options:
         options["metrics"] = [*options["metrics"], *GRADED]
-    result = evaluate(
-        target.embeddings,
-        target.labels,
-        target.gallery,
-        target.gallery_labels,
-        ks,
-        distractors=target.distractors,
-        coarse_labels=target.coarse_labels if levels else None,
-        gallery_coarse_labels=target.gallery_coarse_labels if levels else None,
-        progress=True,
-        **options,
-    )
+    given = {name: getattr(target, name) for name in (*_LABELS, "distractors") if levels or "coarse" not in name}
+    result = evaluate(target.embeddings, ks=ks, progress=True, **given, **options)
     result = replace(result, settings={**result.settings, "identity": target.identity})
     omissions = {"left_out": list(GRADED)} if target.coarse_labels is not None and not levels else {}
     return result, {**result.summary(), "protocol": "all", **omissions, "source": target.provenance}
@@ -360,10 +333,7 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> dict[str, Any]
     theirs, ours = (dict(result.settings.get("identity") or {}) for result in (first, second))
     recorded = [what for what in ("images", "names") if what in theirs and what in ours]
     if any(theirs[what] != ours[what] for what in recorded):
-        raise ConfigError(
-            "the two results are of different images, so their queries cannot be compared: evaluate both "
-            "models on the same test set with --data, or compare runs with recollect report RUN1 RUN2."
-        )
+        raise ConfigError("the two results are of different images: evaluate both models on the same ones with --data.")
     differences = [
         f"{name}: {theirs[name]} there, {ours[name]} here"
         for name in ours
@@ -378,11 +348,10 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> dict[str, Any]
     return comparison
 
 
-def measure_and_keep(model: LoadedModel, test: TestSet, place: Path | None = None) -> dict[str, float]:
+def measure_and_keep(model: LoadedModel, test: TestSet) -> dict[str, float]:
     """Embed and evaluate a labelled test set and write both result files; returns its metrics."""
-    target = embed_test(model, test)
-    result, summary = evaluate_input(target)
-    folder = place or target.place
+    result, summary = evaluate_input(embed_test(model, test))
+    folder = model.results / test.name
     result.save(folder / "queries.npz", overwrite=True)
     write_json(folder / "metrics.json", summary)
     return dict(summary["metrics"])
@@ -566,29 +535,24 @@ def write_evaluation(
             written = recollect.write_evaluation("runs/mine", overwrite=True)
             written.summary["metrics"]["r@1"]
     """
-    check_protocol(protocol)
+    if protocol not in ("all", "reid"):
+        raise ConfigError(f"--protocol {protocol} is unknown: choose all or reid.")
     target: EvaluationInput | None = None
     other = None if compare is None else Evaluation.load(_result_file(compare))
     more = [find_metric(metric) if isinstance(metric, str) else metric for metric in metrics]
     with trusting(trust):
         config = None if recipe is None else resolve(recipe)
-        if model is None and config is None:
-            raise InputError(
-                "give one model to evaluate: a run, a saved embedder, an initialisation, an .npz of vectors, or --recipe "
-                "NAME for a row that is not trained."
-            )
-        if model is None and config is not None:
+        if model is None:
+            if config is None:
+                raise InputError("give one model to evaluate: a run, a saved embedder, an initialisation, or an .npz.")
             if config.run.epochs != 0:
-                raise ConfigError(
-                    f"{recipe} is a recipe for training: also give the run to evaluate (recollect eval RUN --recipe "
-                    f"{recipe}), or choose a recipe that ends in /init."
-                )
+                raise ConfigError(f"{recipe} is a recipe for training: also give the run to evaluate, before --recipe.")
             model = config.model.init
         if str(model).endswith(".npz"):
             target = EvaluationInput.from_file(Path(str(model)))
             target.distractors = distractors
-            notes, place, labels, name = _trained_classes_remark(target), target.place, target.labels, ""
-            single_set = distractors is None and target.gallery is None
+            notes, place, name = _trained_classes_remark(target), Path(str(model).removesuffix(".npz") + "-eval"), ""
+            labels = target.labels if target.gallery is None else None
         else:
             loaded = open_model(
                 str(model), weights=weights, download=download, device=device, recipe=config, precision=precision
@@ -604,11 +568,11 @@ def write_evaluation(
                 on_bad_image=on_bad_image,
             )
             notes = [*([] if loaded.remark is None else [Remark(loaded.remark)]), *test.notes]
-            place, labels, name = loaded.results / test.name, test.images.labels, test.name
-            single_set = distractors is None and test.benchmark is None
+            place, name = loaded.results / test.name, test.name
+            labels = test.images.labels if test.benchmark is None else None
             if dims is None and loaded.config is not None:
                 dims = loaded.config.loss.dims
-    if labels is not None and single_set and len(set(labels.tolist())) == 1:
+    if labels is not None and distractors is None and len(set(labels.tolist())) == 1:
         text = "all images are of one class, so every result is right and the numbers measure nothing"
         notes.append(Remark(f"{text}: add other classes"))
     for note in notes:
@@ -620,16 +584,13 @@ def write_evaluation(
             refuse_existing(path, overwrite)
             make_folder_for(path)
     if target is None:
-        more_vectors = distractors if test.distractors is None else None
         target = embed_test(
-            loaded, test, recipe=config, distractors=more_vectors, multiscale=multiscale, batch_size=batch_size
+            loaded, test, recipe=config, distractors=distractors, multiscale=multiscale, batch_size=batch_size
         )
     if (left_out := target.provenance.get("left_out")) and target.labels is not None:
         logger.info(census(len(target.labels), left_out))
-    if skipped := target.provenance.get("skipped"):
-        others = number_of(len(skipped) - 1, "other is/others are")
-        listed = f" {others} listed in metrics.json." if len(skipped) > 1 else ""
-        logger.info(f"could not be read: {skipped[0]['name']}: {skipped[0]['reason']}{listed}")
+    for bad in target.provenance.get("skipped", ())[:1]:  # the others are listed in metrics.json
+        logger.info(f"could not be read: {bad['name']}: {bad['reason']}")
     if vectors_out is not None:
         target.save_vectors(vectors_out)
         logger.info(f"written: {vectors_out}")
@@ -645,9 +606,7 @@ def write_evaluation(
         summary["dims"] = {str(length): values for length, values in prefixes.items()}
     if other is not None:
         if not isinstance(result, Evaluation):
-            raise ConfigError(
-                "--compare needs values per query, which only the protocol 'all' on labelled images has: remove it."
-            )
+            raise ConfigError("--compare needs values per query, which only labelled images have: remove it.")
         summary["compared_with"] = {"file": str(compare), **compare_evaluations(other, result)}
     if isinstance(result, Evaluation | RevisitedResult):
         result.save(queries_out, overwrite=overwrite)
@@ -664,9 +623,9 @@ def _result_file(path: Path) -> Path:
     results = sorted(path.glob("queries.npz")) or sorted(path.glob("eval/*/queries.npz"))
     if len(results) == 1:
         return results[0]
-    which = f"contains {number_of(len(results), 'result')}" if results else "contains no result of recollect eval"
-    names = f": {', '.join(map(str, results))}" if results else ""
-    raise InputError(f"--compare {path}: the folder {which}{names}. Give one file, RUN/eval/TEST/queries.npz.")
+    several = f"{number_of(len(results), 'result')}: {', '.join(map(str, results))}"
+    content = several if results else "no result of recollect eval"
+    raise InputError(f"--compare {path}: the folder contains {content}. Give one file, RUN/eval/TEST/queries.npz.")
 
 
 def _trained_classes_remark(target: EvaluationInput) -> list[Remark]:

@@ -9,6 +9,7 @@ the Python API. ``training/run.py`` writes what ``RunFiles`` reads.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -44,6 +45,10 @@ CHECKPOINT_FORMAT = 1
 CHECKPOINT_REMEDY = (
     "Restore it from a complete copy, or remove checkpoints/last.pt: the run then starts again from its first step."
 )
+_EMBEDDER_SETTINGS = (
+    *("options", "weights", "download", "dim", "pooling", "p", "learn_p", "layer_norm", "l2_before_head", "batch_norm"),
+    *("resize", "interpolation", "normalization"),
+)
 _MANIFEST_GROUPS = ("versions", "machine", "data", "weights", "plan", "outcome", "pruned", "verdicts")
 
 
@@ -77,16 +82,12 @@ class RunFiles:
         if TO_END in text.partition("\n")[0] and f"\n{END}" not in text:
             missing = missing or ["the end"]
         if missing:
-            raise DataError(
-                f"{self.config_file}: incomplete, {', '.join(missing)} is missing. Restore it from a complete copy; a run is "
-                "not resumed with other settings than its own."
-            )
+            what = f"incomplete, {', '.join(missing)} is missing"
+            raise DataError(f"{self.config_file}: {what}. Restore it from a complete copy.")
         config = untrusted_names(from_mapping(values, str(self.config_file)))
-        try:
+        relative, changes = dict[str, str](), dict[str, Any]()
+        with contextlib.suppress(DataError):  # reported by the callers that need the manifest
             relative = self.read_manifest().get("data", {}).get("relative") or {}
-        except DataError:
-            relative = {}  # reported by the callers that need the manifest
-        changes: dict[str, Any] = {}
         for name in ("root", "validation_root"):
             root = getattr(config.data, name)
             if root is not None and name in relative and not Path(root).expanduser().exists():
@@ -105,13 +106,9 @@ class RunFiles:
         if not self.manifest_file.exists():
             return {}
         content: dict[str, Any] = read_json(self.manifest_file, dict)
-        for group in _MANIFEST_GROUPS:
-            if content.get(group, {}) is None:
-                del content[group]
-            elif not isinstance(content.get(group, {}), dict):
-                raise DataError(
-                    f"{self.manifest_file}: {group} is not what recollect writes. Restore it from a complete copy."
-                )
+        content = {name: value for name, value in content.items() if value is not None}
+        if wrong := [group for group in _MANIFEST_GROUPS if not isinstance(content.get(group, {}), dict)]:
+            raise DataError(f"{self.manifest_file}: {wrong[0]} is not what recollect writes. Restore a complete copy.")
         return content
 
     @property
@@ -131,31 +128,30 @@ def refuse_moved(data: DataConfig) -> None:
         raise DataError(f"the run's images are no longer in {data.root}: {what} with --root.")
 
 
-def absolute_roots(data: DataConfig) -> DataConfig:
-    """``data`` with its folders as absolute paths, as ``config.yaml`` keeps them: a run is used from any folder."""
-    return replace(data, root=_absolute(data.root), validation_root=_absolute(data.validation_root))
+def absolute_paths(config: Config) -> Config:
+    """``config`` with absolute paths of images and starting weights, as ``config.yaml`` keeps them: a run is used from any
+    folder.
+    """
+    data, model = config.data, config.model
+    data = replace(data, root=_absolute(data.root), validation_root=_absolute(data.validation_root))
+    if model.weights != "none":
+        model = replace(model, weights=_absolute(model.weights))
+    return replace(config, data=data, model=model)
 
 
-def absolute_weights(model: ModelConfig) -> ModelConfig:
-    """``model`` with an absolute path of its starting weights, for the same reason."""
-    return model if model.weights in (None, "none") else replace(model, weights=_absolute(model.weights))
-
-
-def _absolute(root: str | None) -> str | None:
-    # Links are not resolved: the user chose that name.
-    return None if root is None else os.path.abspath(Path(root).expanduser())  # noqa: PTH100
-
-
-def relative_roots(data: DataConfig, run: Path) -> dict[str, str]:
-    """The same folders as seen from the run, for ``manifest.json``."""
+def places_of_images(data: DataConfig, run: Path) -> dict[str, Any]:
+    """Where the images are, for ``manifest.json``: ``"root"``, and ``"relative"`` to the run."""
     relative: dict[str, str] = {}
     for name in ("root", "validation_root"):
         if (root := getattr(data, name)) is not None:
-            try:
+            with contextlib.suppress(ValueError):  # another drive
                 relative[name] = Path(os.path.relpath(Path(root).expanduser(), run)).as_posix()
-            except ValueError:  # another drive
-                continue
-    return relative
+    return {"root": _absolute(data.root), "relative": relative}
+
+
+def _absolute(path: str | None) -> str | None:
+    # Links are not resolved: the user chose that name.
+    return None if path is None else os.path.abspath(Path(path).expanduser())  # noqa: PTH100
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -171,9 +167,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise DataError(f"{path}: not a checkpoint with a model. {CHECKPOINT_REMEDY}")
     if content.get("format") != CHECKPOINT_FORMAT:
-        raise DataError(
-            f"{path}: checkpoint format {content.get('format')} is not {CHECKPOINT_FORMAT}, the one known here."
-        )
+        raise DataError(f"{path}: checkpoint format {content.get('format')}; only {CHECKPOINT_FORMAT} is known here.")
     return content
 
 
@@ -203,12 +197,9 @@ class LoadedModel:
     @cached_property
     def config(self) -> Config | None:
         """Its settings, read when first needed; None if there are none, or if a finished run's cannot be read."""
-        if self.run is None:
-            return self.recipe
-        try:
-            return self.run.read_config()
-        except (ConfigError, DataError):
-            return None
+        with contextlib.suppress(ConfigError, DataError):
+            return self.recipe if self.run is None else self.run.read_config()
+        return None
 
     @property
     def frozen(self) -> str | None:
@@ -252,21 +243,15 @@ def open_model(
     if weights is not None and (is_hub_address(model) or path.is_dir()):
         raise ConfigError(f"{model} has weights of its own: remove --weights {weights}, which is for initialisations.")
     if is_hub_address(model):
-        name = parse_address(text).repository.replace("/", "--")
         folder, address = hub_folder(text, download=download)
-        embedder = Embedder.load(folder)
-        loaded = LoadedModel(embedder, name, address, {"model": address, "sha256": _recorded_digest(folder)})
+        loaded = _open_embedder(folder, parse_address(text).repository.replace("/", "--"), address, address)
     elif path.is_dir() and RunFiles(path).is_run:
         loaded = _open_run(RunFiles(path))
     elif path.is_dir():
         folder = path if (path / DESCRIPTION).is_file() else path / MODEL
         if not (folder / DESCRIPTION).is_file():
-            raise DataError(
-                f"{path} is neither a run (it has no config.yaml) nor a saved embedder (it has no {DESCRIPTION})."
-            )
-        embedder = Embedder.load(path)
-        provenance: dict[str, str | None] = {"model": str(path.resolve()), "sha256": _recorded_digest(folder)}
-        loaded = LoadedModel(embedder, path.resolve().name, "trained", provenance, path)
+            raise DataError(f"{path} is neither a run (no config.yaml) nor a saved embedder (no {DESCRIPTION}).")
+        loaded = replace(_open_embedder(folder, path.resolve().name, "trained", str(path.resolve())), folder=path)
     else:
         loaded = _open_initialisation(model, weights, download, recipe)
     if dim is not None:
@@ -278,9 +263,10 @@ def open_model(
     return loaded
 
 
-def _recorded_digest(folder: Path) -> str:
-    """The SHA-256 of an embedder's weights, which ``Embedder.load`` compares with the file."""
-    return str(read_json(folder / DESCRIPTION, dict)["sha256"][TENSORS])
+def _open_embedder(folder: Path, name: str, weights: str, address: str, backbone: str | None = None) -> LoadedModel:
+    embedder = Embedder.load(folder, backbone=backbone)
+    digest = read_json(folder / DESCRIPTION, dict)["sha256"][TENSORS]  # which ``Embedder.load`` compared with the file
+    return LoadedModel(embedder, name, weights, {"model": address, "sha256": digest})
 
 
 def _open_run(run: RunFiles) -> LoadedModel:
@@ -289,19 +275,15 @@ def _open_run(run: RunFiles) -> LoadedModel:
         return _open_checkpoint(run)
     for name in (TENSORS, DESCRIPTION):
         if not (run.model / name).is_file():
-            raise DataError(
-                f"{path}: the run is finished, but {run.model / name} is missing. Restore it from a copy; "
-                "other weights are never used instead."
-            )
+            raise DataError(f"{path}: the run is finished, but {run.model / name} is missing. Restore it from a copy.")
     step = None if outcome is None else outcome.get("chosen_step")
     weights = "trained" if step is None else f"weights of step {step:,}"
-    described = read_json(run.model / DESCRIPTION, dict)
-    network = described.get("embedder")
+    network = read_json(run.model / DESCRIPTION, dict).get("embedder")
     # Of code from outside the package, only the settings name the folder.
     is_outside = isinstance(network, dict) and network.get("code") is not None
-    embedder = Embedder.load(run.model, backbone=run.read_config().model.init if is_outside else None)
-    provenance: dict[str, str | None] = {"model": str(path.resolve()), "sha256": described["sha256"][TENSORS]}
-    loaded = LoadedModel(embedder, path.resolve().name, weights, provenance, path, run)
+    backbone = run.read_config().model.init if is_outside else None
+    loaded = _open_embedder(run.model, path.resolve().name, weights, str(path.resolve()), backbone)
+    loaded = replace(loaded, folder=path, run=run)
     if step == 0 and loaded.config is not None and loaded.config.model.whitening is not None:
         loaded = replace(loaded, weights="last layer as a whitening, without a step")
     return loaded
@@ -371,24 +353,9 @@ def load_initial_model(config: Config) -> LoadedModel:
 def make_embedder(model: ModelConfig, seed: int, module: nn.Module | None = None) -> Embedder:
     """The embedder of a configuration at the start of training, with seeded new layers; ``module``: its backbone."""
     torch.manual_seed(seed)
-    return Embedder.create(
-        model.init if module is None else module,
-        options=model.options,
-        weights=model.weights,
-        dim=model.dim,
-        pooling=model.pooling,
-        p=model.p,
-        learn_p=model.learn_p,
-        layer_norm=model.layer_norm,
-        l2_before_head=model.l2_before_head,
-        batch_norm=model.batch_norm,
-        stages=0 if model.stages == "auto" else model.stages,
-        size=model.image_size,
-        resize=model.resize,
-        interpolation=model.interpolation,
-        normalization=model.normalization,
-        download=model.download,
-    )
+    stages = 0 if model.stages == "auto" else model.stages
+    settings = {name: getattr(model, name) for name in _EMBEDDER_SETTINGS}
+    return Embedder.create(model.init if module is None else module, size=model.image_size, stages=stages, **settings)
 
 
 def load(
@@ -462,13 +429,7 @@ def embed(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)  # about labels, which vectors do not have
             paths = list_images(paths).paths
-    return embedder.embed(
-        paths,
-        batch_size=batch_size,
-        device=device,
-        on_bad_image=on_bad_image,
-        progress=progress,
-    )
+    return embedder.embed(paths, batch_size=batch_size, device=device, on_bad_image=on_bad_image, progress=progress)
 
 
 def export_onnx(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -108,11 +108,9 @@ def choose_test(
     elif is_path and root is None:
         settings = DataConfig("folder", name)
     else:
-        settings = DataConfig(name)
-        if recipe is not None and recipe.data.name == name:
-            theirs = recipe.data
-            settings = replace(settings, root=theirs.root, test_split=theirs.test_split, options=theirs.options)
-        settings = replace(settings, root=settings.root if root is None else str(root))
+        theirs = recipe.data if recipe is not None and recipe.data.name == name else DataConfig(name)
+        place = theirs.root if root is None else str(root)
+        settings = DataConfig(name, place, theirs.options, test_split=theirs.test_split)
     if settings.name in REVISITED and settings.root is None:
         raise ConfigError(f"--root says where the folder {settings.name} lies.")
     return replace(settings, test_split=first_list(settings.name, split or settings.test_split)), is_own
@@ -120,34 +118,36 @@ def choose_test(
 
 def first_list(data: str, split: str) -> str:
     """The split that ``"test"`` means: the first of a data set with several test lists, such as VehicleID's small one."""
-    lists = available()[data].test_splits if data in available() else ()
+    lists = _test_lists(data)
     return lists[0] if split == "test" and lists and "test" not in lists else split
+
+
+def _test_lists(data: str) -> Sequence[str]:
+    return available()[data].test_splits if data in available() else ()
 
 
 def load_test(
     folder: Path | None = None,
     *,
-    data: str | Path | None = None,
-    root: str | Path | None = None,
     split: str | None = None,
-    recipe: Config | None = None,
     distractors: Path | None = None,
     trained_classes: str = "auto",
     on_bad_image: str = "error",
+    **choice: Any,
 ) -> TestSet:
     """Load a test set and compare it with the training images of a run.
 
     Args:
         folder: the run or saved embedder to test, if it has one.
-        data, root, split, recipe: as in ``choose_test``. Of a folder without splits that the model was not trained on, all
-            classes new to the model are tested instead of the half that a training would hold out, if it is known what
-            it was trained on.
+        split: as in ``choose_test``. Of a folder without splits that the model was not trained on, all classes new to the
+            model are tested instead of the half that a training would hold out, if it is known what it was trained on.
         distractors: for instance search, the folder that holds ``revisitop1m``, or a ``.npy``; else a ``.npy``.
         trained_classes: ``"auto"``, ``"exclude"`` or ``"keep"``, see ``exclude_trained_classes``.
         on_bad_image: ``"skip"`` leaves out listed images that are missing, with a warning, as the run's own settings may.
+        choice: ``data``, ``root`` and ``recipe`` of ``choose_test``.
     """
     run = None if folder is None or not RunFiles(folder).is_run else RunFiles(folder)
-    settings, is_own = choose_test(run, data=data, root=root, split=split, recipe=recipe)
+    settings, is_own = choose_test(run, split=split, **choice)
     if settings.name in REVISITED:
         return _load_benchmark(settings, distractors)
     if on_bad_image == "skip":
@@ -157,7 +157,7 @@ def load_test(
     by_record = record if is_own and trained_classes != "keep" else None
     images = load_by_record(settings.name, settings.root, settings.test_split, by_record, options)
     notes = []
-    lists = available()[settings.name].test_splits if settings.name in available() else ()
+    lists = _test_lists(settings.name)
     if len(lists) > 1 and settings.test_split in lists:
         others = ", ".join(f"--split {name}" for name in lists if name != settings.test_split)
         which = f"{settings.test_split} is one of the {len(lists)} test lists of {settings.name}"
@@ -195,10 +195,7 @@ def _load_benchmark(data: DataConfig, distractors: Path | None) -> TestSet:
         images, added = load_distractors(distractors), "+revisitop1m"
     elif distractors is not None:
         if not distractors.is_file():
-            raise ConfigError(
-                f"--distractors {distractors}: no such file or folder; give a .npy of vectors or the folder that contains "
-                "revisitop1m."
-            )
+            raise ConfigError(f"--distractors {distractors}: no such file (.npy), or folder that contains revisitop1m.")
         added = f"+{distractors.stem}"
     name = _result_name(data.name + added, None, hashlib.sha256(both.encode()).hexdigest())
     return TestSet(
@@ -226,9 +223,7 @@ def published_row(published: Any, test: str) -> dict[str, float]:
 
 def published_ks(row: Mapping[str, float]) -> tuple[int, ...]:
     """The k of the published r@k, in order."""
-    return tuple(
-        sorted(int(name[2:]) for name in row if name.startswith("r@") and name[2:].isdigit() and int(name[2:]))
-    )
+    return tuple(sorted(int(name[2:]) for name in row if name.startswith("r@") and name[2:].isdigit()))
 
 
 def evaluation_ks(data: str, published: Mapping[str, float], count: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import json
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ class TrainedOn:
     keys: Keys
     runs: int = 1
 
+    @property
+    def all_classes(self) -> frozenset[str]:
+        """Names of all classes that took part."""
+        return self.classes | self.validation_classes
+
     def write(self, run: Path) -> None:
         """Keep it in the run folder."""
         facts = {
@@ -68,9 +74,8 @@ class TrainedOn:
 def trained_on(train: ImageSet, validation: ImageSet | None = None) -> TrainedOn:
     """The record for a new run. Reads every training image once, unless its digest is stored."""
     keys = content_keys(train)
-    selects = validation is not None and validation.name == train.name
-    held_out = frozenset(_classes(validation)) if selects and validation is not None else frozenset[str]()
-    return TrainedOn(train.name, set_digest(train, keys), frozenset(_classes(train)), held_out, np.unique(keys, axis=0))
+    chose = frozenset(_classes(validation) if validation is not None and validation.name == train.name else ())
+    return TrainedOn(train.name, set_digest(train, keys), frozenset(_classes(train)), chose, np.unique(keys, axis=0))
 
 
 def read_trained_on(run: Path) -> TrainedOn | None:
@@ -89,9 +94,7 @@ def read_trained_on(run: Path) -> TrainedOn | None:
         keys = arrays["images"].astype(np.uint8).reshape(-1, KEY_BYTES)
         trained, validating = (frozenset(map(str, facts[key])) for key in ("classes", "validation_classes"))
         return TrainedOn(str(facts["data"]), str(facts["digest"]), trained, validating, keys)
-    except DataError as error:
-        raise DataError(f"{error} {_REMEDY}") from error
-    except (KeyError, ValueError, TypeError) as error:
+    except (DataError, KeyError, ValueError, TypeError) as error:
         raise DataError(f"{run / FILE}: damaged ({error}). {_REMEDY}") from error
 
 
@@ -106,14 +109,10 @@ def merge_records(records: Sequence[TrainedOn]) -> TrainedOn:
     first = records[0]
     if all((one.classes, one.validation_classes) == (first.classes, first.validation_classes) for one in records):
         return first
-    return TrainedOn(
-        first.data,
-        "",
-        frozenset[str]().union(*(one.classes for one in records)),
-        frozenset[str]().union(*(one.validation_classes for one in records)),
-        np.unique(np.concatenate([one.keys for one in records]), axis=0),
-        len(records),
-    )
+    trained = frozenset(chain.from_iterable(one.classes for one in records))
+    chose = frozenset(chain.from_iterable(one.validation_classes for one in records))
+    keys = np.unique(np.concatenate([one.keys for one in records]), axis=0)
+    return TrainedOn(first.data, "", trained, chose, keys, len(records))
 
 
 def split_of(run: Path | str) -> dict[str, Any]:
@@ -135,7 +134,7 @@ def split_of(run: Path | str) -> dict[str, Any]:
         raise DataError(f"{run} has no record of its training classes ({FILE}): it was written by an earlier version.")
     if record.data != "folder":
         raise ConfigError(f"{run} was trained on {record.data}, which says itself what is for testing.")
-    return {"data.options.train_classes": sorted(record.classes | record.validation_classes)}
+    return {"data.options.train_classes": sorted(record.all_classes)}
 
 
 def load_by_record(
@@ -156,8 +155,7 @@ def load_by_record(
     if record is None or not drawn or images.name != record.data:
         return images
     everything = load_whole(name, root, options)
-    took_part = record.classes | record.validation_classes
-    titles = [title for title in everything.class_names if (title in took_part) == (split == "train")]
+    titles = [title for title in everything.class_names if (title in record.all_classes) == (split == "train")]
     if not titles or set(titles) == set(_classes(images)):
         return images
     part = everything.of_classes([everything.class_names.index(title) for title in titles], split)
@@ -176,16 +174,11 @@ def refuse_other_training_images(run: Path, train: ImageSet) -> None:
     keys = content_keys(train)
     if set_digest(train, keys) == record.digest:
         return
-    before, now = {key.tobytes() for key in record.keys}, {key.tobytes() for key in keys}
-    classes = frozenset(_classes(train))
-    reasons = [
-        f"{len(now - before):,} images it has not seen" if now - before else "",
-        f"{len(before - now):,} images fewer" if before - now else "",
-        f"other classes ({some_names(sorted(classes ^ record.classes))})" if classes != record.classes else "",
-    ]
-    difference = "; ".join(reason for reason in reasons if reason) or "other names or labels"
+    new, missing = int((~_contained(keys, record.keys)).sum()), int((~_contained(record.keys, keys)).sum())
+    classes = sorted(record.classes ^ frozenset(_classes(train)))
     raise ConfigError(
-        f"{run} was started with other training images: {difference}. Restore those it was started with, or start a new run."
+        f"{run} was started with other training images, names or labels. New: {new:,}; missing: {missing:,}; classes that "
+        f"differ: {some_names(classes) or 'none'}. Restore those it was started with, or start a new run."
     )
 
 
@@ -207,20 +200,17 @@ def refuse_foreign_images(run: Path, record: TrainedOn, images: ImageSet) -> str
     Raises:
         ConfigError: all of them are missing.
     """
-    missing = int((~_contained(record.keys, content_keys(images))).sum())
+    missing, of = (
+        int((~_contained(record.keys, content_keys(images))).sum()),
+        f"the {len(record.keys):,} training images",
+    )
     if missing and missing == len(record.keys):
         raise ConfigError(
-            f"{images.root or images.name} contains none of the {number_of(missing, 'training image')} of {run}, whose "
-            "settings and length were found on them. Give their folder with --root, or train on the new images with "
-            "recollect train --data."
+            f"{images.root or images.name} contains none of {of} of {run}, whose settings and length were found on them. "
+            "Give their folder with --root, or train on the new images with recollect train --data."
         )
-    if not missing:
-        return None
-    return (
-        f"{missing:,} of the {number_of(len(record.keys), 'training image')} of {run} "
-        f"{'is' if missing == 1 else 'are'} no longer there: its settings and length were found with "
-        f"{'it' if missing == 1 else 'them'}."
-    )
+    are = "is" if missing == 1 else "are"
+    return f"{missing:,} of {of} of {run} {are} no longer there: its settings were found with all." if missing else None
 
 
 @dataclass(frozen=True)
@@ -267,22 +257,14 @@ class ScreenedTestSet:
                     "training. recollect train --split-of RUN holds out the same classes as RUN."
                 )
             else:
-                text = (
-                    "The photos are no longer those of the training, so that other classes would be drawn for testing: the "
-                    f"test uses the {count} that took no part in the training."
-                )
+                text = f"The photos have changed since: the test uses the {count} that took no part in the training."
             remarks.append(Remark(text))
         if trained:
-            of = "" if self.images.split == "train" else " of the test set"
-            count = number_of(trained, f"class{of} was/classes{of} were")
-            text = f"{count} trained on, by name or images ({some_names(self.trained_classes)})."
-            they_are, them = ("It is", "it") if trained == 1 else ("They are", "them")
-            text += (
-                f" {they_are} left out of the result; recollect eval --trained-classes keep includes {them}."
-                if self.excluded
-                else " The result does not show how well the model works on unseen classes."
-            )
-            remarks.append(Remark(text, warning=True))
+            text = f"{number_of(trained, 'class was/classes were')} trained on, by name or images"
+            meaning = "The result does not show how well the model works on unseen classes."
+            if self.excluded:
+                meaning = "Left out of the result: recollect eval --trained-classes keep includes such classes."
+            remarks.append(Remark(f"{text} ({some_names(self.trained_classes)}). {meaning}", warning=True))
         if self.validation_classes:
             count = number_of(len(self.validation_classes), "class of the test set was/classes of the test set were")
             remarks.append(Remark(f"{count} used to choose the weights; the result is slightly too good."))
@@ -318,9 +300,7 @@ def exclude_trained_classes(
     names = np.array(images.class_names, object)
     if exclude:
         if not others:
-            raise ConfigError(
-                "every class of the test set was trained on: use --trained-classes keep to evaluate them."
-            )
+            raise ConfigError("every class was trained on: use --trained-classes keep to evaluate them.")
         unseen = np.flatnonzero(~trained[images.labels])
         images, keys, seen = images.subset(unseen), keys[unseen], seen[unseen]
     return ScreenedTestSet(
@@ -344,8 +324,7 @@ def is_unseen(labels: Sequence[str], keys: Keys, data: str, record: TrainedOn) -
     """
     names, numbers = np.unique(np.asarray(labels, object).astype(str), return_inverse=True)
     seen = _contained(keys, record.keys)
-    took_part = record.classes | record.validation_classes if data == record.data else ()
-    trained = _seen_classes(names.tolist(), numbers, keys, seen, took_part)
+    trained = _seen_classes(names.tolist(), numbers, keys, seen, record.all_classes if data == record.data else ())
     return ~trained[numbers]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import PIL
@@ -39,6 +39,7 @@ BATCH = 64
 """Images in the network at once on a CPU, at most (``Embedder.images_at_once``). Fixed, because rounding depends on it."""
 _PROBE = 32  # images that tell how long all will take
 _HEAD_ROWS = 4096  # pooled rows per call of the last layer
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,8 @@ def embed_set(
     *,
     frozen: str | None = None,
     scales: Sequence[float] | None = None,
-    transform: Transform | None = None,
-    keys: Keys | None = None,
-    batch_size: int | None = None,
     device: str | torch.device | None = None,
-    workers: int | None = None,
-    on_bad_image: str = "error",
-    keep: bool = True,
+    **options: Any,
 ) -> SetRows:
     """Vectors of every image of a set, N × dim of length 1, as from ``Embedder.embed``; stored ones are read.
 
@@ -82,20 +78,14 @@ def embed_set(
         images: the set.
         frozen: the stage up to which training froze the network (``model.freeze``), if known.
         scales: average over these scales; None for a single scale.
-        transform: how pixels are computed; by default the embedder's preprocessing.
-        keys: keys of the images, if already known.
-        batch_size: images per batch at the network's own size; fewer for larger images. By default 64, on a GPU more.
         device: moves the embedder there first; None uses its current device.
-        workers: threads that decode.
-        on_bad_image: ``"error"`` raises the first unreadable image's ``ImageError``; ``"skip"`` sets its vector to NaN
-            and lists it.
-        keep: False reads the store but does not write to it, for a few images that are needed once.
+        options: how images are read and rows stored, see ``_Pixels``.
     """
     if device is not None:
         embedder.to(device)
-    transform = test_transform(embedder.preprocessing) if transform is None else transform
     if scales is not None:
-        provenance = _provenance(embedder, transform) | {
+        pixels = _Pixels(embedder, images, **options)
+        provenance = _provenance(embedder, pixels.transform) | {
             "upto": "vectors",
             "weights": weights_digest(embedder),
             "head": [embedder.config.pooling, embedder.config.layer_norm, embedder.config.l2_before_head],
@@ -105,14 +95,10 @@ def embed_set(
             provenance["stages"] = embedder.config.stages
         if embedder.head.linear is None or embedder.config.added_head:
             provenance["mean"] = "descriptors"
-        at_once = max(1, int(min(batch_size or BATCH, embedder.images_at_once) / max(1.0, *(s * s for s in scales))))
-        pixels = _Pixels(embedder, images, keys, transform, at_once, workers, on_bad_image)
+        pixels.at_once = max(1, int(pixels.at_once / max(1.0, *(s * s for s in scales))))
         network = _Scales(embedder, scales)
-        return pixels.stored(VectorStore(provenance), lambda places: pixels.rows(network, places), PART // 4, keep)
-    options: dict[str, Any] = {"workers": workers, "on_bad_image": on_bad_image, "keep": keep}
-    pooled = part_rows(
-        embedder, images, frozen=frozen, keys=keys, transform=transform, batch_size=batch_size, **options
-    )
+        return pixels.stored(VectorStore(provenance), lambda places: pixels.rows(network, places), PART // 4)
+    pooled = part_rows(embedder, images, frozen=frozen, **options)
     vectors, (_, rest) = allocated((len(images), embedder.dim)), embedder.split("pooling")
     rest.eval()
     with torch.inference_mode():
@@ -144,12 +130,7 @@ def part_rows(
     upto: str = "pooling",
     *,
     frozen: str | None = None,
-    keys: Keys | None = None,
-    transform: Transform | None = None,
-    batch_size: int | None = None,
-    workers: int | None = None,
-    on_bad_image: str = "error",
-    keep: bool = True,
+    **options: Any,
 ) -> SetRows:
     """N × … float32 outputs of stage ``upto``; stored rows are read.
 
@@ -160,7 +141,7 @@ def part_rows(
         frozen: the stage up to which training froze the network, if any. Rows stored there are used as a start, and for
             ``upto="pooling"`` rows of the backbone's own pooling, which the untrained network is evaluated with, are
             stored in the same pass.
-        keys, transform, batch_size, workers, on_bad_image, keep: as for ``embed_set``.
+        options: how images are read and rows stored, see ``_Pixels``.
 
     Raises:
         ConfigError: images of different sizes, whose rows do not fit in one array.
@@ -168,12 +149,10 @@ def part_rows(
     whole = embedder.preprocessing.resize is None
     if whole and upto != "pooling":
         raise ConfigError("a frozen part needs images of one size: set model.image_size, or model.freeze=none.")
-    transform = test_transform(embedder.preprocessing) if transform is None else transform
-    if whole or embedder.device.type == "cpu":
-        at_once = min(batch_size or BATCH, embedder.images_at_once)
-    else:
-        at_once = batch_size or 2 * embedder.images_at_once  # without a graph
-    pixels = _Pixels(embedder, images, keys, transform, at_once, workers, on_bad_image)
+    pixels = _Pixels(embedder, images, **options)
+    if not whole and embedder.device.type != "cpu":
+        pixels.at_once = options.get("batch_size") or 2 * embedder.images_at_once  # without a graph
+    transform, keep = pixels.transform, pixels.keep
     provenance, network = _provenance(embedder, transform, upto), _fitted(embedder, embedder.split(upto)[0])
     earlier, others = None, list[tuple[VectorStore, slice]]()  # rows that the same pass gives besides
     if frozen not in (None, "none", "auto", upto) and not whole and embedder.can_split(str(frozen)):
@@ -206,28 +185,43 @@ def part_rows(
             for store, columns in others if read.any() else []:
                 store.write(pixels.keys[missing[read]], rows[read, columns])
             parts.append(rows[:, : embedder.pooled_dim] if others else rows)
-        order = np.concatenate([np.flatnonzero(stored), np.flatnonzero(~stored)])
-        return np.concatenate(parts)[np.argsort(order)]
+        return np.concatenate(parts)[np.argsort(np.argsort(~stored, kind="stable"))]  # stored ones came first
 
-    return pixels.stored(VectorStore(provenance), compute, PART // 4 if whole else PART, keep)
+    return pixels.stored(VectorStore(provenance), compute, PART // 4 if whole else PART)
 
 
 class _Pixels:
-    """The images of a set on their way through a network, and those that cannot be read."""
+    """The images of a set on their way through a network, and those that cannot be read.
+
+    Args:
+        embedder: the network, on its device.
+        images: the set.
+        keys: keys of the images, if already known.
+        transform: how pixels are computed; by default the embedder's preprocessing.
+        batch_size: images per batch at the network's own size; fewer for larger images. By default 64, on a GPU more.
+        workers: threads that decode.
+        on_bad_image: ``"error"`` raises the first unreadable image's ``ImageError``; ``"skip"`` sets its row to NaN and
+            lists it.
+        keep: False reads the store but does not write to it, for a few images that are needed once.
+    """
 
     def __init__(
         self,
         embedder: Embedder,
         images: ImageSet,
-        keys: Keys | None,
-        transform: Transform,
-        at_once: int,
-        workers: int | None,
-        on_bad_image: str,
+        *,
+        keys: Keys | None = None,
+        transform: Transform | None = None,
+        batch_size: int | None = None,
+        workers: int | None = None,
+        on_bad_image: str = "error",
+        keep: bool = True,
     ) -> None:
-        self.embedder, self.images, self.transform = embedder, images, transform
+        self.embedder, self.images, self.keep = embedder, images, keep
+        self.transform = test_transform(embedder.preprocessing) if transform is None else transform
         self.keys = content_keys(images) if keys is None else keys
-        self.at_once, self.workers, self.on_bad_image = at_once, workers, on_bad_image
+        self.at_once = min(batch_size or BATCH, embedder.images_at_once)
+        self.workers, self.on_bad_image = workers, on_bad_image
         self.skipped: dict[bytes, BadImage] = {}
 
     def rows(self, network: nn.Module, places: Places) -> Rows:
@@ -253,10 +247,10 @@ class _Pixels:
             rows = np.full((len(images), *row.shape[1:]), np.nan, np.float32)
         return rows
 
-    def stored(self, store: VectorStore, compute: Callable[[Places], Rows], part: int, keep: bool) -> SetRows:
+    def stored(self, store: VectorStore, compute: Callable[[Places], Rows], part: int) -> SetRows:
         """All rows of the set; an image is skipped with all others of the same content, of which only one is tried."""
         name = f"{self.images.name}/{self.images.split}"
-        rows = store.rows(self.keys, compute, part=part, keep=keep, description=name)
+        rows = store.rows(self.keys, compute, part=part, keep=self.keep, description=name)
         skipped = []
         for place, name in enumerate(self.images.names if self.skipped else ()):
             if (bad := self.skipped.get(self.keys[place].tobytes())) is not None:
@@ -364,17 +358,23 @@ def _copied_ahead(batches: Iterable[tuple[Any, Places]], device: torch.device) -
         yield from ((take_rows(inputs, slice(None), device), places) for inputs, places in batches)
         return
     work, copies = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    waiting: list[tuple[Any, Places, torch.cuda.Event]] = []
-    for inputs, places in batches:
-        copies.wait_stream(work)  # its memory was perhaps that of a batch on which the work has not ended
-        with torch.cuda.stream(copies):
-            waiting.append((take_rows(inputs, slice(None), device), places, copies.record_event()))
-        if len(waiting) == 2:
-            work.wait_event(waiting[0][2])
-            yield waiting.pop(0)[:2]
-    for taken, places, copied in waiting:
+
+    def started() -> Iterator[tuple[Any, Places, torch.cuda.Event]]:
+        for inputs, places in batches:
+            copies.wait_stream(work)  # its memory was perhaps that of a batch on which the work has not ended
+            with torch.cuda.stream(copies):
+                taken, copied = take_rows(inputs, slice(None), device), copies.record_event()
+            yield taken, places, copied
+
+    for taken, places, copied in _one_ahead(started()):
         work.wait_event(copied)
         yield taken, places
+
+
+def _one_ahead(items: Iterable[_Item]) -> Iterator[_Item]:
+    """Items, each after the next one was made."""
+    for item, _ in pairwise(chain(items, [None])):
+        yield item  # type: ignore[misc]
 
 
 def fetch_late(results: Iterable[tuple[Tensor, Places]]) -> Iterator[tuple[Tensor, Places]]:
@@ -389,19 +389,17 @@ def fetch_late(results: Iterable[tuple[Tensor, Places]]) -> Iterator[tuple[Tenso
             else:
                 yield outputs, places, lambda: None
 
-    for (outputs, places, wait), _ in pairwise(chain(started(), [(torch.empty(0), np.arange(0), lambda: None)])):
+    for outputs, places, wait in _one_ahead(started()):
         wait()
         yield outputs, places
 
 
-def head_inputs(
-    embedder: Embedder, images: ImageSet, *, frozen: str | None = None, on_bad_image: str = "error"
-) -> Tensor:
+def head_inputs(embedder: Embedder, images: ImageSet, **options: Any) -> Tensor:
     """The inputs of the last layer for every image, N × feature_dim; NaN for images that were skipped.
 
-    Whitening is learned from these.
+    Whitening is learned from these. ``options``: as for ``part_rows``.
     """
-    rows = part_rows(embedder, images, frozen=frozen, on_bad_image=on_bad_image).rows
+    rows = part_rows(embedder, images, **options).rows
     with torch.no_grad():
         inputs = embedder.head.inputs(torch.from_numpy(np.asarray(rows)).to(embedder.device))
     return inputs.float().cpu()

@@ -102,9 +102,7 @@ def add_last_layer(
         ConfigError: it already has a last layer, or fewer dimensions than ``dim``.
     """
     if embedder.head.linear is not None:
-        raise ConfigError(
-            "the network already has a last layer: whitening can be added only to one trained without (model.dim=null)."
-        )
+        raise ConfigError("the network already has a last layer: only one without (model.dim=null) takes a whitening.")
     features = embedder.feature_dim
     if dim is not None and not 1 <= dim <= features:
         raise ConfigError(f"dim {dim}: the network has {features} features, so choose 1 to {features}.")

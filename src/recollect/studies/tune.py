@@ -325,7 +325,7 @@ def _test(folder: Path, config: Config, images: ImageSet) -> dict[str, float]:
     if (place / "metrics.json").exists():
         return dict(read_json(place / "metrics.json", dict)["metrics"])
     device = None if config.run.device == "auto" else config.run.device
-    metrics = measure_and_keep(open_model(folder, device=device), test, place)
+    metrics = measure_and_keep(open_model(folder, device=device), test)
     for bad in read_json(place / "metrics.json", dict)["source"]["skipped"]:
         logger.warning(f"left out of the test: {bad['name']}: {bad['reason']}")
     return metrics

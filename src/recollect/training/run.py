@@ -29,7 +29,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -66,11 +66,10 @@ from recollect.inference.models import (
     END,
     TO_END,
     RunFiles,
-    absolute_roots,
-    absolute_weights,
+    absolute_paths,
+    places_of_images,
     read_checkpoint,
     refuse_moved,
-    relative_roots,
 )
 from recollect.inference.training_record import TrainedOn
 from recollect.step.distributed import Processes, part_of, whole
@@ -169,9 +168,8 @@ class RunFolder(RunFiles):
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration, with absolute paths of images, weights and references."""
-        settled = replace(config, data=absolute_roots(config.data), model=absolute_weights(config.model))
-        config = absolute_names(settled)
-        text = yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True, width=120)
+        settings = as_mapping(absolute_names(absolute_paths(config)))
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=120)
         head = f"# Written by recollect {__version__}: every setting of this run{TO_END}"
         write_text(self.config_file, f"{head}\n{text}{END}\n")
 
@@ -480,8 +478,8 @@ def note_resumption(folder: RunFolder, config: Config, outside: Sequence[plugins
         now_read = with_settings(before, changeable_settings(config))
         if now_read != before:
             folder.write_config(now_read)
-    place = {"root": absolute_roots(config.data).root, "relative": relative_roots(config.data, folder.path)}
-    folder.update_manifest(resumed=[*manifest.get("resumed", []), now()], data={**manifest.get("data", {}), **place})
+    places = {**manifest.get("data", {}), **places_of_images(config.data, folder.path)}
+    folder.update_manifest(resumed=[*manifest.get("resumed", []), now()], data=places)
     for line in plugins.changed_code(manifest.get("outside", []), outside):
         logger.warning(line)
         folder.append_log(line)

@@ -29,7 +29,7 @@ from recollect.data import ImageSet, shard
 from recollect.data.image_set import Indices
 from recollect.data.pipeline import Batch
 from recollect.data.sources.revisited import SFM_NAME
-from recollect.inference.models import absolute_roots, make_embedder, read_checkpoint, relative_roots
+from recollect.inference.models import make_embedder, places_of_images, read_checkpoint
 from recollect.inference.training_record import carry_record, refuse_other_training_images, trained_on
 from recollect.inference.vectors import describe_unreadable
 from recollect.models import Embedder
@@ -225,8 +225,7 @@ def _place(
             **circumstances(training.device, processes.size),
             "data": {
                 "name": config.data.name,
-                "root": absolute_roots(config.data).root,
-                "relative": relative_roots(config.data, run.path),
+                **places_of_images(config.data, run.path),
                 "fingerprints": training.sets.fingerprints(),
             },
             "weights": training.embedder.config.provenance.as_dict(),
