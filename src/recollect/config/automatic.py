@@ -166,6 +166,8 @@ def _refuse_hopeless(images: ImageSet, validated: bool) -> None:
 def _freeze(config: Config, device: torch.device, pretrained: bool) -> tuple[str, str]:
     if config.model.lora is not None:
         return "none", "LoRA trains updates of the attention"
+    if config.run.shard or config.run.activation_checkpointing:
+        return "none", "the settings that save memory are for the whole network"
     if device.type != "cpu":
         return "none", "a GPU can fine-tune the whole network"
     if not pretrained:

@@ -417,7 +417,7 @@ def _check_combinations(config: Config) -> None:
         raise ConfigError("run.steps 0 would leave the last layer random: set model.whitening=all, or model.dim=null.")
     if run.head_steps and (model.dim is None or model.freeze not in ("none", "auto")):
         raise ConfigError("run.head_steps is for training the whole network: set model.freeze=none, and model.dim.")
-    if run.activation_checkpointing and config.trains_on_features:
+    if run.activation_checkpointing and model.freeze != "auto" and config.trains_on_features:
         raise ConfigError(
             "run.activation_checkpointing is for training on images, but model.freeze stores features: remove it."
         )
