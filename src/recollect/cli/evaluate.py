@@ -71,7 +71,9 @@ def _metrics_table(
 
 def _comparison_table(comparison: dict[str, Any]) -> Table:
     """The differences ``this run − the other``, with differing settings below."""
-    columns = ("metric", "difference", "95 % interval", "p", "better", "worse")
+    from recollect.evaluation.verdict import LEVEL
+
+    columns = ("metric", "difference", f"{100 * LEVEL:g} % interval", "p", "better", "worse")
     table = _table("difference to the other run, in points", columns)
     if comparison["differences"]:
         table.caption = "also different: " + "; ".join(comparison["differences"])

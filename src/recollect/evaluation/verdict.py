@@ -24,6 +24,10 @@ from recollect.evaluation.retrieval import Evaluation
 Unit = Literal["class", "query"]
 
 
+LEVEL = 0.95
+"""Of every confidence interval that nobody asked to be another."""
+
+
 @dataclass(frozen=True)
 class Interval:
     """A mean with its percentile bootstrap interval."""
@@ -64,7 +68,7 @@ def confidence_interval(
     result: Evaluation,
     metric: str,
     *,
-    level: float = 0.95,
+    level: float = LEVEL,
     resamples: int = 1000,
     by: Unit = "class",
     seed: int = 0,
@@ -88,7 +92,7 @@ def paired_bootstrap(
     second: Evaluation,
     metric: str,
     *,
-    level: float = 0.95,
+    level: float = LEVEL,
     resamples: int = 1000,
     by: Unit = "class",
     seed: int = 0,
@@ -198,7 +202,7 @@ class MetricChange:
     macro_before: float
     macro_after: float
 
-    def words(self, level: float = 0.95, decided: bool = True) -> str:
+    def words(self, level: float = LEVEL, decided: bool = True) -> str:
         """For example ``mAP@R 37.0 → 41.9 (+4.9, 95 % CI 3.8 … 6.0)``.
 
         ``decided``: whether another metric decides, so that "no clear change" of this one is mentioned.
@@ -241,7 +245,7 @@ class Verdict:
     changes: tuple[MetricChange, ...]
     queries: int
     classes: int
-    level: float = 0.95
+    level: float = LEVEL
     enough_classes: bool = True
     subject: str = "training"
 
@@ -307,7 +311,7 @@ def verdict(
     metric: str = "r@1",
     *,
     more: Sequence[str] = ("map@r",),
-    level: float = 0.95,
+    level: float = LEVEL,
     resamples: int = 1000,
     seed: int = 0,
 ) -> Verdict:

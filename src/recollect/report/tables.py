@@ -19,6 +19,7 @@ from recollect.common.errors import RecollectError
 from recollect.common.text import in_decimals, in_words, number_of
 from recollect.config.recipes import published_tests
 from recollect.evaluation import Evaluation, Verdict, metric_name, paired_bootstrap, verdict
+from recollect.evaluation.verdict import LEVEL
 from recollect.report.markup import Child, Markup, breakable, element, join, name_of, render, table
 from recollect.report.results import AFTER, BEFORE, ModelResult, ReportImages, Run, finite, flat_settings, settings_of
 
@@ -215,8 +216,11 @@ def _differences(models: Sequence[ModelResult]) -> Markup:
         ]
         cells = [cell for value, low, high in points for cell in (value, f"{low} … {high}")]
         rows.append([join(name_of(second.name), " − ", name_of(first.name)), *cells])
-    head = ["difference", "r@1", "95 % interval", "mAP@R", "95 % interval"]
-    return table(head, rows, caption="Differences in points, with 95 % confidence intervals (bootstrap over classes)")
+    interval = f"{100 * LEVEL:g} %"
+    head = ["difference", "r@1", f"{interval} interval", "mAP@R", f"{interval} interval"]
+    return table(
+        head, rows, caption=f"Differences in points, with {interval} confidence intervals (bootstrap over classes)"
+    )
 
 
 def seeds(means: Sequence[ModelResult]) -> Markup:
