@@ -341,10 +341,8 @@ class Training(Setup):
 
 
 @contextlib.contextmanager
-def prepared(config: Config | None, passed: PassedObjects | None = None) -> Iterator[Setup]:
+def prepared(config: Config, passed: PassedObjects | None = None) -> Iterator[Setup]:
     """``prepare`` on the device of ``config`` and the processes of ``torchrun``, which end with the block."""
-    if config is None:
-        raise ConfigError("no configuration was given: give a recipe or settings.")
     if config.run.epochs == 0:
         raise ConfigError(
             f"{config.name} trains nothing (run.epochs 0): evaluate it with recollect eval --recipe {config.name}, or "

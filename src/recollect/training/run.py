@@ -127,20 +127,13 @@ class RunFolder(RunFiles):
         Raises:
             StorageError: it cannot be written, or another process started a run there meanwhile.
         """
-        if (
-            self.path.is_dir()
-        ):  # perhaps a mount point, which cannot be replaced; without a configuration it is not a run
-            self._write_first(config, manifest, trained_on)
-            return
-        with new_folder(self.path) as folder:
-            RunFolder(folder)._write_first(config, manifest, trained_on)
-
-    def _write_first(self, config: Config, manifest: Mapping[str, Any], trained_on: TrainedOn | None) -> None:
-        """The configuration is written last: it makes the folder a run."""
-        write_json(self.manifest_file, manifest)
-        if trained_on is not None:
-            trained_on.write(self.path)
-        self.write_config(config)
+        # A folder that exists is perhaps a mount point, which cannot be replaced.
+        with contextlib.nullcontext(self.path) if self.path.is_dir() else new_folder(self.path) as folder:
+            run = RunFolder(folder)
+            write_json(run.manifest_file, manifest)
+            if trained_on is not None:
+                trained_on.write(folder)
+            run.write_config(config)  # last: it makes the folder a run
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:

@@ -50,7 +50,6 @@ from recollect.training.callbacks import (
     CallbackList,
     Log,
     TrainingStoppedError,
-    checked_callback,
     make_callback,
     make_loggers,
 )
@@ -137,7 +136,7 @@ def train(
         if run is None and out is not None:
             RunFolder.create(out, resolved.name)  # used or read-only: noticed before features are computed, not after
         user_callbacks = [make_callback(each) if isinstance(each, str) else each for each in callbacks]
-        observers = CallbackList(list(map(checked_callback, user_callbacks)), make_loggers(resolved.run))
+        observers = CallbackList(user_callbacks, make_loggers(resolved.run))
         return _train(resolved, objects, run, out, observers, outside)
 
 
@@ -248,12 +247,11 @@ class Trainer:
         training: Training,
         folder: RunFolder,
         stop: StopRequest,
-        observers: CallbackList | None = None,
-        how_to_resume: str = "",
+        observers: CallbackList,
+        how_to_resume: str,
     ) -> None:
         self.training, self.folder, self.stop = training, folder, stop
-        self.observers = observers or CallbackList()
-        self.how_to_resume = how_to_resume or resume_command(folder.path)
+        self.observers, self.how_to_resume = observers, how_to_resume
         self.config, self.processes = training.config, training.processes
         self.chunk, self.progress, self.first = training.chunk, Progress(), self.processes.rank == 0
         self.skipped = frozenset[str]()
