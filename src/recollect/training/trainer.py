@@ -169,7 +169,7 @@ def _train(
             with contextlib.closing(build(setup, source)) as training:
                 if training.watched:
                     column_of(training.config.run.select)  # a metric from outside is recorded before the run begins
-                figures = replace(figures, steps=training.steps)  # perhaps none, chosen after the plan was printed
+                figures.steps = training.steps  # perhaps none, chosen after the plan was printed
                 folder = _place(training, figures, run, out, outside, time.monotonic() - begun)
                 how = resume_command(folder.path, outside)
                 advice = f"Resume all of them from the last checkpoint: {how}."
