@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 # Architectures of timm whose position embeddings follow the image size at run time.
 _ANY_SIZE_MODULES = ("timm.models.vision_transformer", "timm.models.eva")
-_TOO_NARROW = ("Output size is too small", "Kernel size can't be greater")  # torch's error messages
+_TOO_NARROW = ("Output size is too small", "Kernel size can't be greater", "sizes should be greater than 0")  # torch's
 
 
 def timm_library() -> Any:
