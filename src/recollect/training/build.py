@@ -237,11 +237,6 @@ class Sets:
     shared_classes: tuple[str, ...] = ()
     """Classes that the test part has in common with the training part."""
 
-    def fingerprints(self) -> dict[str, str]:
-        """The fingerprint of each set."""
-        named = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: images.fingerprint for name, images in named.items() if images is not None}
-
 
 def load_sets(config: Config, passed: PassedObjects | None = None) -> Sets:
     """The image sets of ``config``; validation classes, if any, are removed from the training classes."""

@@ -62,10 +62,9 @@ def make_optimizer(config: OptimizerConfig, model: Embedder, loss: nn.Module) ->
     Raises:
         ConfigError: nothing is left to train, or there is no such optimizer.
     """
-    if config.lr == "auto":
-        raise ConfigError("optimizer.lr is still 'auto', but the optimizer needs a number: set optimizer.lr.")
+    lr = float(config.lr)  # "auto" was chosen before
     groups = model.parameter_groups(
-        config.lr,
+        lr,
         config.weight_decay,
         config.head_multiplier,
         config.p_multiplier,
@@ -76,7 +75,7 @@ def make_optimizer(config: OptimizerConfig, model: Embedder, loss: nn.Module) ->
     own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     if own:
         # No weight decay: class vectors are compared by angle, so it would only shrink them.
-        groups.append({"name": "loss", "params": own, "lr": config.lr * config.loss_multiplier, "weight_decay": 0.0})
+        groups.append({"name": "loss", "params": own, "lr": lr * config.loss_multiplier, "weight_decay": 0.0})
     if not groups:
         raise ConfigError("nothing is left to train: the whole model is frozen. Set model.freeze to an earlier stage.")
     for group in groups:

@@ -192,7 +192,12 @@ class Plan:
             ahead = 1.5 * one_batch if config.data.prefetch_mb is None else config.data.prefetch_mb << 20
             memory += one_batch * (2 - done / most) + min(ahead, one_batch * self.steps)
         memory += max((8 * len(each) * embedder.dim for each in watched), default=0)
-        _refuse_beyond_memory(memory, device)
+        total = torch.cuda.get_device_properties(device).total_memory if gpu else machine.total_memory()
+        if total is not None and memory > _ERROR * total:
+            raise ConfigError(
+                f"this training needs about {in_bytes(int(memory))} of memory, more than this machine has. Lower batch.chunk "
+                "(--chunk, which never changes the result), model.image_size (--image-size) or batch.size (--batch-size)."
+            )
         self.memory_mb = int(memory / 2**20)
         """Peak memory of the whole process; on a GPU, of the GPU."""
         self.chosen = setup.auto_settings
@@ -346,13 +351,3 @@ def _virtual_batch(setup: Setup, labels: Indices) -> int:
 def _peak_bytes(device: torch.device) -> int:
     peak = machine.peak_memory_mb(device)
     return machine.resident_bytes() if peak is None else peak << 20
-
-
-def _refuse_beyond_memory(needed: float, device: torch.device) -> None:
-    gpu = device.type == "cuda"
-    memory = torch.cuda.get_device_properties(device).total_memory if gpu else machine.total_memory()
-    if memory is not None and needed > _ERROR * memory:
-        raise ConfigError(
-            f"this training needs about {in_bytes(int(needed))} of memory, more than this machine has. Lower batch.chunk "
-            "(--chunk, which never changes the result), model.image_size (--image-size) or batch.size (--batch-size)."
-        )

@@ -238,10 +238,8 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
     """Versions, machine and command of a run."""
     versions = {"recollect": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     machine: dict[str, Any] = {
         "system": platform.platform(),
         "host": platform.node(),

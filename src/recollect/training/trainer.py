@@ -220,13 +220,14 @@ def _place(
         run = RunFolder.create(out, config.name)
         planned = figures.as_dict()
         del planned["chosen"]
+        sets = {"train": training.sets.train, "validation": training.sets.validation, "test": training.sets.test}
         manifest = {
             **circumstances(training.device, processes.size),
             "data": {
                 "name": config.data.name,
                 "root": absolute_roots(config.data).root,
                 "relative": relative_roots(config.data, run.path),
-                "fingerprints": training.sets.fingerprints(),
+                "fingerprints": {name: each.fingerprint for name, each in sets.items() if each is not None},
             },
             "weights": training.embedder.config.provenance.as_dict(),
             "choices": [vars(setting) for setting in training.auto_settings],
