@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from killed import signal_at
-from small_runs import built, final_weights, losses, same_bits, small_config, train_until
+from small_runs import built, final_weights, losses, resumes_exactly, same_bits, small_config, train_until
 from torch import Tensor
 
 from faults.trials import run
@@ -272,11 +272,7 @@ def test_losses_with_parameters_are_trained_and_resumed(root: Path, tmp_path: Pa
         "run.checkpoint_steps": 2,
         "run.checkpoint_minutes": 60,
     }
-    config = small_config(root, **settings)
-    train(config, tmp_path / "whole")
-    train_until(5, config, tmp_path / "killed")
-    train(resume=tmp_path / "killed")
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    assert resumes_exactly(small_config(root, **settings), tmp_path)
     kept = run_file.read_checkpoint(RunFolder(tmp_path / "killed").last)
     assert any(tensor.ndim == 2 and len(tensor) == 12 for tensor in kept["loss"].values() if torch.is_tensor(tensor))
 
