@@ -176,7 +176,10 @@ class Plan:
         shares_cores = device.type == "cpu" and torch.get_num_threads() >= CORES
         self.seconds_per_step = computing + reading if shares_cores else max(computing, reading)
         """Reading, network, loss, optimizer."""
-        self.evaluations = _evaluations(setup, self.steps, self.batches_per_epoch) if watched else 0
+        epochs, rest = divmod(self.steps, max(self.batches_per_epoch, 1))
+        every = config.run.evaluate_every if isinstance(config.run.evaluate_every, int) else 1
+        times = int(config.run.evaluate_first) + epochs // every + int(bool(rest) or epochs % every != 0)
+        self.evaluations = times if watched else 0
         self.seconds_per_evaluation = (forward * sum(map(len, watched)) + ranking) / processes.size
         passes = 3 if model.whitening == "all" else 2  # of the held-out images, one for each network
         self.seconds_verdict = passes * self.held_out_images * forward
@@ -330,14 +333,6 @@ def _feature_seconds(setup: Setup, images: ImageSet, policy: str | None = None) 
         return 0.0
     policy = policy or data.on_bad_image
     return seconds_of_rows(setup.embedder, setup.frozen, images, upto, workers=data.workers, on_bad_image=policy)
-
-
-def _evaluations(setup: Setup, steps: int, per_epoch: int) -> int:
-    """How often the watched sets are evaluated."""
-    run = setup.config.run
-    epochs, rest = divmod(steps, max(per_epoch, 1))
-    every = run.evaluate_every if isinstance(run.evaluate_every, int) else 1
-    return int(run.evaluate_first) + epochs // every + int(bool(rest) or epochs % every != 0)
 
 
 def _virtual_batch(setup: Setup, labels: Indices) -> int:

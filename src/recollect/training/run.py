@@ -281,10 +281,8 @@ def exclusive_lock(folder: RunFolder, processes: Processes) -> Iterator[None]:
 
 def _processor_name() -> str:
     """The processor's display name, e.g. ``Intel(R) Xeon(R) Platinum 8481C``."""
-    with contextlib.suppress(OSError, UnicodeDecodeError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    with contextlib.suppress(OSError, ValueError, StopIteration), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return platform.processor() or platform.machine()
 
 
