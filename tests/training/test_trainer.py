@@ -255,15 +255,6 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_a_smaller_chunk(
     assert chunks == [6] * PLANNED + [6, 6] + [3] * PLANNED + [3, 3]
 
 
-def test_chunks_never_change_the_result(root: Path, tmp_path: Path) -> None:
-    for chunk in (5, 16):
-        # Not Adam, which divides by the gradient's size and so makes much of its rounding.
-        settings = {"batch.chunk": chunk, "optimizer.name": "sgd", "optimizer.lr": 0.1}
-        train(small_config(root, **settings), tmp_path / str(chunk))
-    one, other = final_weights(tmp_path / "5"), final_weights(tmp_path / "16")
-    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-5
-
-
 def test_losses_with_parameters_are_trained_and_resumed(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("pytorch_metric_learning")
     settings = {

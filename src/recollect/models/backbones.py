@@ -113,9 +113,8 @@ def feature_kind(backbone: nn.Module) -> str:
 
 def feature_size(backbone: nn.Module, pooling: str) -> int:
     """Dimension of the pooled features; a few networks widen them in their own head."""
-    if pooling == "native":
-        return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)  # type: ignore[arg-type]
-    return int(backbone.num_features)  # type: ignore[arg-type]
+    own: Any = getattr(backbone, "head_hidden_size", None) if pooling == "native" else None
+    return int(own or backbone.num_features)  # type: ignore[arg-type]
 
 
 def patch_size(backbone: nn.Module) -> int:

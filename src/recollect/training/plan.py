@@ -97,7 +97,9 @@ class Plan:
         """Whether the features of the frozen part are stored."""
         self.batch = setup.batch_size
         self.classes_per_batch = len(np.unique(images.labels[whole]))
-        self.virtual_batch = _virtual_batch(setup, images.labels[whole])
+        in_batch, limit = np.bincount(images.labels[whole]), config.loss.options.get("max_pairs", MAX_PAIRS)
+        pairs = np.minimum(in_batch * (in_batch - 1) // 2, np.inf if limit is None else limit).sum()
+        self.virtual_batch = setup.batch_size + (int(pairs) if config.loss.options.get("simix") else 0)
         """Images and virtual images of the loss; SiMix adds one for each pair of a class, up to ``max_pairs``."""
         self.chunk = setup.chunk
         self.processes = processes.size
@@ -333,14 +335,6 @@ def _feature_seconds(setup: Setup, images: ImageSet, policy: str | None = None) 
         return 0.0
     policy = policy or data.on_bad_image
     return seconds_of_rows(setup.embedder, setup.frozen, images, upto, workers=data.workers, on_bad_image=policy)
-
-
-def _virtual_batch(setup: Setup, labels: Indices) -> int:
-    """Images and virtual images of a loss: SiMix adds one for each pair of a class, up to ``max_pairs``."""
-    options, sizes = setup.config.loss.options, np.bincount(labels)
-    pairs, limit = sizes * (sizes - 1) // 2, options.get("max_pairs", MAX_PAIRS)
-    added = int((pairs if limit is None else np.minimum(pairs, limit)).sum())
-    return setup.batch_size + (added if options.get("simix") else 0)
 
 
 def _peak_bytes(device: torch.device) -> int:
