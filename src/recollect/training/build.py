@@ -141,17 +141,11 @@ def objects_and_names(
     """The objects passed to ``train``, and the settings for those given by name."""
     named = {key: name for key, name in (("loss.name", loss), ("model.init", model)) if isinstance(name, str)}
     if isinstance(train_set, str | Path):
-        place = str(train_set)
+        place, train_set = str(train_set), None
         check_ambiguous_name(place)
         named |= {"data.name": place} if is_source(place) else {"data.name": "folder", "data.root": place}
-    objects = PassedObjects(
-        None if isinstance(loss, str) else loss,
-        None if isinstance(train_set, str | Path) else train_set,
-        validation_set,
-        test_set,
-        None if isinstance(model, str) else model,
-    )
-    return objects, named
+    loss, model = (None if isinstance(each, str) else each for each in (loss, model))
+    return PassedObjects(loss, train_set, validation_set, test_set, model), named
 
 
 def training_config(
