@@ -33,7 +33,7 @@ def one_seed(config: Config, images: ImageSet, data: HeadData, steps: int) -> di
     """A network for every start, trained on all classes with what half of them chose."""
     from recollect.data import class_disjoint_split
     from recollect.inference.models import make_embedder
-    from recollect.training.head import SHRINKAGES, closed_forms, measured_head, train_head
+    from recollect.training.head import SHRINKAGES, closed_forms, measured_head, train_head, with_whitening
 
     fresh = make_embedder(config.model, config.run.seed).eval()
     names = set(class_disjoint_split(images, "random", config.run.seed)[0].names)
@@ -49,13 +49,13 @@ def one_seed(config: Config, images: ImageSet, data: HeadData, steps: int) -> di
     def best_rate(start: Embedder) -> float:
         return max(RATES, key=lambda rate: measured_head(trained(start, fit, rate), validation).merit)
 
-    def whitened(part: HeadData, shrinkage: float) -> Embedder:
+    def closed_form(part: HeadData, shrinkage: float) -> Embedder:
         (form,) = closed_forms(fresh, part, [fresh.config.stages]).values()
-        return form.start(shrinkage)
+        return with_whitening(*form, shrinkage)
 
-    shrinkage = max(SHRINKAGES, key=lambda value: measured_head(whitened(fit, value), validation).merit)
-    random_rate, rate = best_rate(fresh), best_rate(whitened(fit, shrinkage))
-    closed = whitened(data, shrinkage)
+    shrinkage = max(SHRINKAGES, key=lambda value: measured_head(closed_form(fit, value), validation).merit)
+    random_rate, rate = best_rate(fresh), best_rate(closed_form(fit, shrinkage))
+    closed = closed_form(data, shrinkage)
     return {
         "random, trained": (trained(fresh, data, random_rate), f"lr {random_rate:g}"),
         "closed form": (closed, f"shrinkage {shrinkage:g}"),

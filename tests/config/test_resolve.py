@@ -81,6 +81,15 @@ def test_unknown_keys_and_wrong_values_are_refused(setting: str, message: str) -
         ({"run.epochs": 10, "optimizer.milestones": [3, 10]}, r"\[10.0\] are beyond the last of 10 epochs"),
         ({"run.epochs": 2, "optimizer.warm_up": 2}, "takes up all"),
         ({"run.logger_options": {"wandb": {"project": "x"}}}, r"run\.loggers"),
+        ({"data.augmentation": "whole", "model.resize": 48}, "whole images, but model.resize 48 crops squares"),
+        ({"data.validation": "sfm120k"}, "set run.select=map"),
+        ({"data.validation_root": "photos"}, "data.validation_root is for"),
+        ({"model.whitening": 160, "model.dim": None}, r"needs a last layer: set model\.dim"),
+        ({"run.epochs": None, "run.steps": 0}, r"run\.steps 0.*model\.whitening"),
+        ({"model.freeze": "pooling", "run.head_steps": 3}, r"run\.head_steps"),
+        ({"run.shard": True, "model.freeze": "backbone"}, r"run\.shard is for a whole network"),
+        ({"model.lora": 4, "model.freeze": "backbone"}, r"model\.lora leaves the backbone's own weights"),
+        ({"run.activation_checkpointing": True, "model.freeze": "pooling"}, "remove it"),
     ],
 )
 def test_impossible_combinations_are_refused_with_a_way_out(settings: dict[str, Any], message: str) -> None:

@@ -6,6 +6,8 @@ original computes from them, straight from its block's definition. Nothing here 
 
 from __future__ import annotations
 
+import re
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,24 +30,16 @@ def _linear(state: State, name: str, out: int, into: int) -> None:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    mean = x.mean(-1, keepdim=True)
-    variance = x.var(-1, unbiased=False, keepdim=True)
-    return (x - mean) / (variance + eps).sqrt() * weight + bias
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-def gelu(x: Tensor) -> Tensor:
-    return x * 0.5 * (1 + torch.erf(x / 2**0.5))
-
-
-def quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
+ACTIVATIONS = {"gelu": F.gelu, "quickgelu": lambda x: x * torch.sigmoid(1.702 * x), "relu6": F.relu6}
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
     """Scaled dot-product attention, B×N×D each."""
     split = [t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (q, k, v)]
-    scores = split[0] @ split[1].mT / split[0].shape[-1] ** 0.5
-    return (scores.softmax(-1) @ split[2]).transpose(1, 2).flatten(-2)
+    return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(-2)
 
 
 def patches(x: Tensor, weight: Tensor, bias: Tensor | None, patch: int) -> Tensor:
@@ -66,6 +60,7 @@ NAMES = {
     "torchvision": ("encoder.layers.encoder_layer_{}", *_TORCHVISION, "mlp.0.", "mlp.3."),
     "dinov2": ("blocks.{}", *_TIMM),
     "dinov2, in chunks": ("blocks.0.{}", *_TIMM),
+    "unicom": ("blocks.{}", *_TIMM),
 }
 """Of each project: its blocks, and within one its norms, query-key-value, output, and the two layers of the MLP."""
 # The names of the patches, the [CLS] token, the positions and the final norm.
@@ -74,7 +69,7 @@ STEMS = {
     "swag": ("conv_proj", "class_token", "encoder.pos_embedding", "encoder.ln"),
     "dinov2": ("patch_embed.proj", "cls_token", "pos_embed", "norm"),
 }
-STEMS |= {"torchvision": STEMS["swag"], "dinov2, in chunks": STEMS["dinov2"]}
+STEMS |= {"torchvision": STEMS["swag"], "dinov2, in chunks": STEMS["dinov2"], "unicom": STEMS["dinov2"]}
 
 
 def make_transformer(project: str, width: int, depth: int, patch: int, grid: int, text: bool = True) -> State:
@@ -120,47 +115,46 @@ def make_transformer(project: str, width: int, depth: int, patch: int, grid: int
 
 def run_transformer(project: str, state: State, x: Tensor, heads: int, activation: str = "gelu") -> Tensor:
     """The [CLS] token after the final norm; for CLIP, before the projection."""
-    act = {"gelu": gelu, "quickgelu": quick_gelu}[activation]
+    return run_tokens(project, state, x, heads, activation)[:, 0]
+
+
+def run_tokens(project: str, state: State, x: Tensor, heads: int, activation: str) -> Tensor:
+    """All tokens after the final norm."""
+    act = ACTIVATIONS[activation]
     conv, token, positions, final = STEMS[project]
     blocks, norms, qkv, proj, fc1, fc2 = NAMES[project]
-    eps = 1e-5 if project == "clip" else 1e-6
+    eps = 1e-5 if project in ("clip", "unicom") else 1e-6
 
     def linear(x: Tensor, name: str) -> Tensor:
-        return x @ state[f"{name}weight"].T + state[f"{name}bias"]
+        return F.linear(x, state[f"{name}weight"], state.get(f"{name}bias"))
 
     def norm(x: Tensor, name: str) -> Tensor:
         return layer_norm(x, state[f"{name}.weight"], state[f"{name}.bias"], eps)
 
     x = patches(x, state[f"{conv}.weight"], state.get(f"{conv}.bias"), state[f"{conv}.weight"].shape[-1])
-    x = torch.cat([state[token].reshape(1, 1, -1).expand(len(x), 1, -1), x], dim=1)
+    if token in state:
+        x = torch.cat([state[token].reshape(1, 1, -1).expand(len(x), 1, -1), x], dim=1)
     x = x + state[positions].reshape(1, -1, x.shape[-1])
     if project == "clip":
         x = norm(x, "visual.ln_pre")
-    for number in range(sum(key.endswith(f"{qkv}bias") and not key.startswith("transformer") for key in state)):
+    for number in range(sum(key.endswith(f"{qkv}weight") and not key.startswith("transformer") for key in state)):
         b = blocks.format(number)
         first, second = (state.get(f"{b}.ls{which}.gamma", 1.0) for which in (1, 2))
         y = attention(*linear(norm(x, f"{b}.{norms.format(1)}"), f"{b}.{qkv}").chunk(3, dim=-1), heads)
         x = x + first * linear(y, f"{b}.{proj}")
         y = act(linear(norm(x, f"{b}.{norms.format(2)}"), f"{b}.{fc1}"))
         x = x + second * linear(y, f"{b}.{fc2}")
-    return norm(x[:, 0], final)
+    return norm(x, final)
 
 
 # UNICOM --------------------------------------------------------------------------------------------------------------
 
 
 def make_unicom(width: int, depth: int, patch: int, grid: int, out: int) -> State:
-    state: State = {"pos_embed": _random(1, grid * grid, width)}
-    state |= {"patch_embed.proj.weight": _random(width, 3, patch, patch), "patch_embed.proj.bias": _random(width)}
-    for number in range(depth):
-        b = f"blocks.{number}"
-        _norm(state, f"{b}.norm1", width)
-        _norm(state, f"{b}.norm2", width)
-        state[f"{b}.attn.qkv.weight"] = _random(3 * width, width, scale=0.05)
-        _linear(state, f"{b}.attn.proj", width, width)
-        _linear(state, f"{b}.mlp.fc1", 4 * width, width)
-        _linear(state, f"{b}.mlp.fc2", width, 4 * width)
-    _norm(state, "norm", width)
+    state = make_transformer("dinov2", width, depth, patch, grid)
+    unknown = re.compile(r"cls_token|mask_token|.*\.ls\d|.*qkv\.bias")
+    state = {name: value for name, value in state.items() if not unknown.match(name)}
+    state["pos_embed"] = state["pos_embed"][:, 1:]
     state["feature.0.weight"] = _random(width, width * grid * grid, scale=0.01)
     _batch_norm(state, "feature.1", width)
     state["feature.2.weight"] = _random(out, width)
@@ -171,25 +165,13 @@ def make_unicom(width: int, depth: int, patch: int, grid: int, out: int) -> Stat
 def run_unicom(state: State, x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """The tokens, and the vector that its head makes of all of them."""
 
-    def linear(x: Tensor, name: str) -> Tensor:
-        return x @ state[f"{name}.weight"].T + state.get(f"{name}.bias", 0.0)
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return layer_norm(x, state[f"{name}.weight"], state[f"{name}.bias"], 1e-5)
-
     def batch_norm(x: Tensor, name: str) -> Tensor:
         scale = (state[f"{name}.running_var"] + 2e-5).rsqrt() * state[f"{name}.weight"]
         return (x - state[f"{name}.running_mean"]) * scale + state[f"{name}.bias"]
 
-    weight = state["patch_embed.proj.weight"]
-    x = patches(x, weight, state["patch_embed.proj.bias"], weight.shape[-1]) + state["pos_embed"]
-    for number in range(sum(key.endswith("attn.qkv.weight") for key in state)):
-        b = f"blocks.{number}"
-        x = x + linear(attention(*linear(norm(x, f"{b}.norm1"), f"{b}.attn.qkv").chunk(3, -1), heads), f"{b}.attn.proj")
-        x = x + linear(linear(norm(x, f"{b}.norm2"), f"{b}.mlp.fc1").clamp(0, 6), f"{b}.mlp.fc2")
-    tokens = norm(x, "norm")
-    pooled = batch_norm(linear(tokens.flatten(1), "feature.0"), "feature.1")
-    return tokens, batch_norm(linear(pooled, "feature.2"), "feature.3")
+    tokens = run_tokens("unicom", state, x, heads, "relu6")
+    pooled = batch_norm(tokens.flatten(1) @ state["feature.0.weight"].T, "feature.1")
+    return tokens, batch_norm(pooled @ state["feature.2.weight"].T, "feature.3")
 
 
 # The original ViT, as JAX wrote it ----------------------------------------------------------------------------------
@@ -241,11 +223,10 @@ def run_jax_vit(state: State, x: Tensor) -> Tensor:
             torch.einsum("bnd,dhe->bhne", y, state[f"{a}/{which}/kernel"]) + state[f"{a}/{which}/bias"][:, None]
             for which in ("query", "key", "value")
         )
-        weights = torch.einsum("bhne,bhme->bhnm", q / q.shape[-1] ** 0.5, k).softmax(-1)
-        mixed = torch.einsum("bhnm,bhme->bnhe", weights, v)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
         x = x + torch.einsum("bnhe,hed->bnd", mixed, state[f"{a}/out/kernel"]) + state[f"{a}/out/bias"]
         y = layer_norm(x, state[f"{b}/LayerNorm_2/scale"], state[f"{b}/LayerNorm_2/bias"], eps)
-        y = gelu(y @ state[f"{b}/MlpBlock_3/Dense_0/kernel"] + state[f"{b}/MlpBlock_3/Dense_0/bias"])
+        y = F.gelu(y @ state[f"{b}/MlpBlock_3/Dense_0/kernel"] + state[f"{b}/MlpBlock_3/Dense_0/bias"])
         x = x + y @ state[f"{b}/MlpBlock_3/Dense_1/kernel"] + state[f"{b}/MlpBlock_3/Dense_1/bias"]
     return layer_norm(x, state["Transformer/encoder_norm/scale"], state["Transformer/encoder_norm/bias"], eps)[:, 0]
 

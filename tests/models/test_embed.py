@@ -227,8 +227,8 @@ def test_scales_that_fit_patches_and_scales_that_cannot_be() -> None:
     for scales in ((), (0.0,), (-1.0, 1.0), (math.inf,)):
         with pytest.raises(InputError, match="positive"):
             Embedder.create("tiny").embed([], scales=scales)
-    with pytest.raises(InputError, match="no pixels"):
-        fit(torch.zeros(1, 3, 4, 4), 0.1)
+    with pytest.raises(ImageError, match="8×8 pixels are too narrow"):
+        Embedder.create("tiny", resize=None).embed(torch.zeros(1, 3, 8, 8), scales=(0.1,), progress=False)
 
 
 @settings(max_examples=8, deadline=None)

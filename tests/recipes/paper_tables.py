@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import published
+from recollect.models.zoo import ZOO
 
 HERE = Path(published.__file__).parent
 
@@ -21,23 +22,7 @@ COLUMNS = {
     "cars196": {"cars196/test": {f"r@{k}": f"cars_r{k}" for k in (1, 2, 4, 8)}},
 }
 
-INITIALISATIONS = {
-    ("IN-21K", "ViT-B/32"): "vit-b32-in21k",
-    ("IN-21K", "ViT-B/16"): "vit-b16-in21k",
-    ("IN-21K", "ViT-L/16"): "vit-l16-in21k",
-    ("CLIP-400M", "ViT-B/32"): "clip400m-b32",
-    ("CLIP-400M", "ViT-B/16"): "clip400m-b16",
-    ("CLIP-400M", "ViT-L/14"): "clip400m-l14",
-    ("CLIP-2B", "ViT-B/32"): "clip2b-b32",
-    ("CLIP-2B", "ViT-B/16"): "clip2b-b16",
-    ("CLIP-2B", "ViT-L/14"): "clip2b-l14",
-    ("DiHT", "ViT-B/32"): "diht-b32",
-    ("DiHT", "ViT-B/16"): "diht-b16",
-    ("DiHT", "ViT-L/14"): "diht-l14",
-    ("SWAG", "ViT-B/16"): "swag-b16",
-    ("SWAG", "ViT-L/16"): "swag-l16",
-    ("DINOv2", "ViT-L/14"): "dinov2-l14",
-}
+INITIALISATIONS = {(row.paper_row.upper(), row.architecture): name for name, row in ZOO.items() if row.paper_row}
 METHODS = {
     "SAP (authors)": "sap",
     "SAP (authors) +GeM +LN": "sap",
@@ -93,7 +78,7 @@ def expected_numbers() -> dict[str, dict[str, dict[str, float]]]:
                 add(f"{data}/{ARCHITECTURES[row['arch']]}/{METHODS[row['method']]}", row, tests)
     for row in read("initialization"):
         for data in ("inaturalist", "sop", "cars196"):
-            model = INITIALISATIONS[row["init"], row["arch"]]
+            model = INITIALISATIONS[row["init"].upper(), row["arch"]]
             add(f"{data}/{model}/{METHODS[row['method']]}", row, COLUMNS[data])
     setups = {"medium/map": "medium", "hard/map": "hard"}
     for row in read("instance_search"):

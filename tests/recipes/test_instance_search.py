@@ -141,13 +141,6 @@ def short(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_chunk_changes_nothing(data: Path, short: Path, tmp_path: Path) -> None:
-    """Images of different sizes, seven at a time or all at once or one by one: the same losses."""
-    for chunk in (1, 16):
-        train(resolve(RECIPE, settings(data, **{**SHORT, "batch.chunk": chunk})), tmp_path / str(chunk))
-        assert losses(tmp_path / str(chunk)) == pytest.approx(losses(short), rel=1e-3)
-
-
 def test_validation_is_the_benchmarks_own_map(data: Path, short: Path) -> None:
     """The figure that picks the weights equals ``recollect eval --data sfm120k`` with one scale."""
     arguments = ["eval", str(short), "--data", "sfm120k", "--root", str(data / "sfm"), "--no-multiscale"]
@@ -184,21 +177,6 @@ def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) ->
     found_at_three = json.loads((tmp_path / "m.json").read_text())
     assert found_at_three["source"]["scales"] == list(INSTANCE_SEARCH_SCALES)
     assert found_at_three["metrics"] == written_in(short, "roxford5k")["metrics"], "not those of one scale"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model.resize": 48}, "whole images, but model.resize 48 crops squares"),
-        ({"run.select": "r@1"}, "set run.select=map"),
-        ({"data.validation": "none"}, "data.validation_root is for"),
-        ({"data.validation": "roxford5k"}, "must be none or paper or random or sfm120k"),
-        ({"model.scales": [1.0, 0.0]}, "must be above 0"),
-    ],
-)
-def test_impossible_wishes_are_refused(data: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve(RECIPE, settings(data, **changes))
 
 
 def test_what_only_the_network_tells_is_refused_too(data: Path, tmp_path: Path) -> None:

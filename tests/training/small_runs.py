@@ -95,6 +95,17 @@ def train_until(step: int, config: Config, folder: Path) -> Path:
     return folder
 
 
+def resumes_exactly(config: Config, folder: Path, step: int = 5) -> bool:
+    """Whether a run that is killed after ``step`` and resumed has the losses and the weights of one that is not."""
+    torch.set_num_threads(1)
+    trainer.train(config, folder / "whole")
+    train_until(step, config, folder / "killed")
+    torch.manual_seed(99)  # the new process begins with other random states
+    trainer.train(resume=folder / "killed")
+    whole, killed = folder / "whole", folder / "killed"
+    return losses(killed) == losses(whole) and same_bits(final_weights(killed), final_weights(whole))
+
+
 @contextmanager
 def built(config: Config, passed: build.PassedObjects | None = None) -> Iterator[build.Training]:
     """A training before its first step."""

@@ -87,8 +87,6 @@ def test_no_steps_give_the_closed_form(root: Path, tmp_path: Path) -> None:
     scale = float((trained["head.linear.weight"].double() * weight).sum() / weight.square().sum())
     assert torch.allclose(trained["head.linear.weight"].double(), scale * weight, atol=1e-4)
     assert torch.allclose(trained["head.linear.bias"].double(), scale * bias, atol=1e-3)
-    with pytest.raises(ConfigError, match=r"run\.steps 0.*model\.whitening"):
-        small_config(root, **{**HEAD, "model.whitening": None, "run.epochs": None, "run.steps": 0})
 
 
 def test_the_head_alone_learns_and_repeats_itself(root: Path) -> None:
@@ -277,8 +275,6 @@ def test_fine_tuning_may_begin_with_the_head(root: Path, tmp_path: Path) -> None
     assert same_bits(states[1], states[2])
     changed = {name.split(".")[0] for name in states[0] if not torch.equal(states[0][name], states[1][name])}
     assert changed == {"head"}
-    with pytest.raises(ConfigError, match=r"run\.head_steps"):
-        small_config(root, **{**HEAD, "run.head_steps": 3})
 
 
 # Whitenings from pairs -------------------------------------------------------------------------------------------------
@@ -311,10 +307,6 @@ def test_only_at_the_start(images: Path, tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"needs a last layer: set model\.dim"):
-        small_config(images, **{"model.whitening": 160, "model.dim": None})
-    with pytest.raises(ConfigError, match=r"model\.whitening is 0"):
-        small_config(images, **{"model.whitening": 0})
     with (
         built(small_config(images, **{"model.whitening": 40})) as training,
         pytest.raises(InputError, match=r"60 pairs .*192 features"),

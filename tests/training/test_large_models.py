@@ -202,16 +202,3 @@ def test_a_sharded_run_goes_on_with_another_number_of_processes(root: Path, tmp_
     assert losses(folder) == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
     one, other = final_weights(tmp_path / "alone"), final_weights(folder)
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 3e-5
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"run.shard": True, "model.freeze": "backbone"}, r"run\.shard is for a whole network"),
-        ({"model.lora": 4, "model.freeze": "backbone"}, r"model\.lora leaves the backbone's own weights"),
-        ({"run.activation_checkpointing": True, "model.freeze": "pooling", "data.augmentation": "none"}, "remove it"),
-    ],
-)
-def test_what_does_not_go_together_is_said(root: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        small_config(root, **settings)

@@ -82,16 +82,7 @@ class Grouped(nn.Module):
         self.backbone, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
         self.frozen = frozen
 
-    def parameter_groups(
-        self,
-        lr: float,
-        weight_decay: float,
-        head: float = 1.0,
-        p: float = 1.0,
-        decay: bool = True,
-        decay_p: bool = False,
-        layer_decay: float = 1.0,
-    ) -> list[dict[str, Any]]:
+    def parameter_groups(self, lr: float, weight_decay: float, head: float, *others: Any) -> list[dict[str, Any]]:
         if self.frozen:
             return []
         return [

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from killed import signal_at
-from small_runs import built, final_weights, losses, same_bits, small_config, train_until
+from small_runs import built, final_weights, losses, resumes_exactly, same_bits, small_config, train_until
 from torch import Tensor
 
 from faults.trials import run
@@ -255,15 +255,6 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_a_smaller_chunk(
     assert chunks == [6] * PLANNED + [6, 6] + [3] * PLANNED + [3, 3]
 
 
-def test_chunks_never_change_the_result(root: Path, tmp_path: Path) -> None:
-    for chunk in (5, 16):
-        # Not Adam, which divides by the gradient's size and so makes much of its rounding.
-        settings = {"batch.chunk": chunk, "optimizer.name": "sgd", "optimizer.lr": 0.1}
-        train(small_config(root, **settings), tmp_path / str(chunk))
-    one, other = final_weights(tmp_path / "5"), final_weights(tmp_path / "16")
-    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-5
-
-
 def test_losses_with_parameters_are_trained_and_resumed(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("pytorch_metric_learning")
     settings = {
@@ -272,11 +263,7 @@ def test_losses_with_parameters_are_trained_and_resumed(root: Path, tmp_path: Pa
         "run.checkpoint_steps": 2,
         "run.checkpoint_minutes": 60,
     }
-    config = small_config(root, **settings)
-    train(config, tmp_path / "whole")
-    train_until(5, config, tmp_path / "killed")
-    train(resume=tmp_path / "killed")
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    assert resumes_exactly(small_config(root, **settings), tmp_path)
     kept = run_file.read_checkpoint(RunFolder(tmp_path / "killed").last)
     assert any(tensor.ndim == 2 and len(tensor) == 12 for tensor in kept["loss"].values() if torch.is_tensor(tensor))
 

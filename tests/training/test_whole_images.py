@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
-from small_runs import final_weights, losses, make_images, same_bits, small_config, train_until
+from small_runs import losses, make_images, resumes_exactly, small_config
 from torch import Tensor
 from training_toys import NPair, difference, gradients
 
@@ -90,14 +90,8 @@ WHOLE = {"data.augmentation": "whole", "model.resize": None, "model.image_size":
 
 def test_resuming_is_exact(root: Path, tmp_path: Path) -> None:
     """In the middle of an epoch, images mirrored at random, read ahead by threads."""
-    torch.set_num_threads(1)
-    config = small_config(root, **WHOLE, **{"run.checkpoint_steps": 2, "data.workers": 2, "data.cache": "ram"})
-    train(config, tmp_path / "whole")
-    train_until(5, config, tmp_path / "run")
-    torch.manual_seed(99)
-    train(resume=tmp_path / "run")
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-    assert same_bits(final_weights(tmp_path / "run"), final_weights(tmp_path / "whole"))
+    settings = {**WHOLE, "run.checkpoint_steps": 2, "data.workers": 2, "data.cache": "ram"}
+    assert resumes_exactly(small_config(root, **settings), tmp_path)
 
 
 @pytest.mark.slow

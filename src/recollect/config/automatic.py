@@ -82,10 +82,11 @@ def resolve_auto(
     _refuse_hopeless(images, validated=config.data.validation in ("paper", "random"))
     choices: list[AutoSetting] = []
 
-    def choose(part: str, name: str, value: Any, reason: str) -> None:
+    def choose(part: str, name: str, value: Any, reason: str = "") -> None:
+        """Set it; a choice without a reason needs no explanation, since the value is not used or is the only one."""
         nonlocal config
-        choices.append(AutoSetting(f"{part}.{name}", value, reason))
-        config = _with(config, part, name, value)
+        choices.extend([AutoSetting(f"{part}.{name}", value, reason)] if reason else [])
+        config = replace(config, **{part: replace(getattr(config, part), **{name: value})})
 
     if config.model.freeze == "auto":
         choose("model", "freeze", *_freeze(config, device, pretrained))
@@ -94,46 +95,34 @@ def resolve_auto(
         choose("model", "whitening", *_whitening(config, frozen, pretrained))
     if (dim := _whole_dim(config, images)) is not None:
         choose("model", "dim", *dim)
-    few = too_few(config, images) if config.model.whitening == "all" else None
-    if config.model.shrinkage == "auto" and few:
-        choose("model", "shrinkage", SHRINKAGE, few)
-    elif config.model.shrinkage == "auto":
-        config = _with(config, "model", "shrinkage", SHRINKAGE if config.model.whitening == "all" else 0.0)
+    few = too_few(config, images) if config.model.whitening == "all" else ""
+    if config.model.shrinkage == "auto":
+        choose("model", "shrinkage", SHRINKAGE if config.model.whitening == "all" else 0.0, few)
     if config.model.stages == "auto":  # perhaps more, chosen from features (training/head.py)
-        config = _with(config, "model", "stages", 0)
+        choose("model", "stages", 0)
     if config.data.augmentation == "auto":
         choose("data", "augmentation", *_augmentation(config, frozen))
     if config.batch.size == "auto":
         choose("batch", "size", *_batch_size(config, images, device, frozen))
     if few and config.model.freeze == "pooling" and _length_is_open(config):
         choose("run", "steps", 0, no_step_for_few(few))
-    if config.optimizer.lr == "auto" and config.run.steps == 0:
-        config = _with(
-            config, "optimizer", "lr", _learning_rate(frozen, pretrained)[0]
-        )  # never used: nothing to explain
-    elif config.optimizer.lr == "auto":
-        choose("optimizer", "lr", *_learning_rate(frozen, pretrained))
-    if config.run.epochs == "auto" and config.run.steps is None:
-        choose("run", "epochs", *_epochs(config, images, device, frozen))
-    elif config.run.epochs == "auto":
-        config = _with(config, "run", "epochs", None)
-    if config.run.precision == "auto" and device.type == "cpu":
-        config = _with(config, "run", "precision", "fp32")
-    elif config.run.precision == "auto":
+    if config.optimizer.lr == "auto":
+        rate, reason = _learning_rate(frozen, pretrained)
+        choose("optimizer", "lr", rate, "" if config.run.steps == 0 else reason)
+    if config.run.epochs == "auto":
+        choose("run", "epochs", *(_epochs(config, images, device, frozen) if config.run.steps is None else [None]))
+    if config.run.precision == "auto":
         precision = usable_precision("auto", device)
         fast = "this GPU computes with bf16 several times as fast as with fp32; the loss stays in fp32"
-        choose("run", "precision", precision, fast if precision == "bf16" else "this device does not compute with bf16")
+        why = fast if precision == "bf16" else "this device does not compute with bf16"
+        choose("run", "precision", precision, "" if device.type == "cpu" else why)
     if config.run.evaluate_every == "auto":
         every = max(1, config.run.epochs // 20) if isinstance(config.run.epochs, int) else 1
-        if config.run.watch_test or config.data.validation != "none":
-            choose("run", "evaluate_every", every, "about twenty evaluations, at least one epoch apart")
-        else:
-            config = _with(config, "run", "evaluate_every", every)  # nothing is evaluated: nothing to explain
+        evaluated = config.run.watch_test or config.data.validation != "none"
+        choose(
+            "run", "evaluate_every", every, "about twenty evaluations, at least one epoch apart" if evaluated else ""
+        )
     return config, choices
-
-
-def _with(config: Config, part: str, name: str, value: Any) -> Config:
-    return replace(config, **{part: replace(getattr(config, part), **{name: value})})
 
 
 def _refuse_hopeless(images: ImageSet, validated: bool) -> None:
@@ -141,20 +130,15 @@ def _refuse_hopeless(images: ImageSet, validated: bool) -> None:
     sizes = images.class_sizes[images.class_sizes > 0]
     if len(sizes) < 2:
         held_out = images.facts.get("split", {}).get("held_out_classes", 0)
-        others = [
-            "half of the training classes are held out for validation" if validated else "",
-            f"{number_of(held_out, 'other class is/other classes are')} held out for testing" if held_out else "",
-        ]
-        why = f" ({', and '.join(filter(None, others))})" if any(others) else ""
+        others = ["half of the training classes are held out for validation"] * validated
+        others += [f"{number_of(held_out, 'other class is/other classes are')} held out for testing"] * bool(held_out)
+        why = f" ({', and '.join(others)})" if others else ""
         # Every verb that trains has --set.
         remedies = {0: "", 1: "" if validated else ", or hold none out with --set data.train_split=all"}
         fewer = remedies.get(held_out, ", or hold out fewer for testing with --set data.options.test_share=0.25")
-        count = len(images)
-        every = f"all {count:,} training images belong" if count != 1 else "the only training image belongs"
         raise DataError(
-            f"{images.name}: {every} to one class{why}, so there is nothing to distinguish: give images of at least "
-            f"{'four' if validated else 'two'} classes for training, one folder per class"
-            f"{fewer}."
+            f"{images.name}: the training images belong to one class{why}, so there is nothing to distinguish: give images "
+            f"of at least {'four' if validated else 'two'} classes for training, one folder per class{fewer}."
         )
     if sizes.max() < 2:
         raise DataError(
@@ -207,14 +191,14 @@ def _whole_dim(config: Config, images: ImageSet) -> tuple[int, str] | None:
     return row.feature_dim, reason
 
 
-def too_few(config: Config, images: ImageSet) -> str | None:
-    """Why nothing about a last layer can be chosen on classes held out from the training ``images``; None if it can."""
+def too_few(config: Config, images: ImageSet) -> str:
+    """Why nothing about a last layer can be chosen on classes held out from the training ``images``; empty if it can."""
     if images.num_classes >= 2 * FEWEST_CLASSES:
         smallest = np.sort(images.class_sizes)[: images.num_classes // 2].sum()  # splitting a large set takes a second
         if smallest >= FEWEST_QUERIES:
-            return None
+            return ""
         if len(class_disjoint_split(images, "random", config.run.seed)[1]) >= FEWEST_QUERIES:
-            return None
+            return ""
     return few_photos(len(images), images.num_classes)
 
 
@@ -260,23 +244,17 @@ def _batch_size(config: Config, images: ImageSet, device: torch.device, frozen: 
         if device.type != "cpu" or frozen
         else (CPU_BATCH // each, "about what a CPU can compute per step"),
     ]
-    if not frozen and (fitting := _images_in_memory(config)) is not None:
+    # Twice, in use and being read for the next batch. The total memory, not what is free now: every process, and the next
+    # run, must choose the same value.
+    if not frozen and (memory := total_memory()) is not None:
+        side = config.model.image_size or find(config.model.init).size
+        fitting = int(memory * HOST_SHARE / (2 * 3 * side * side))
         limits.append((fitting // each, f"as many as fit in {HOST_SHARE:.0%} of this machine's memory"))
     classes, reason = min(limits, key=lambda limit: limit[0])
     classes = max(classes, 1)
     if config.batch.small_classes == "repeat" and enough < len(sizes):
         reason += f"; images of the {len(sizes) - enough:,} classes with fewer than {each} are repeated"
     return classes * each, f"{classes:,} classes × {each} images, {reason}"
-
-
-def _images_in_memory(config: Config) -> int | None:
-    """How many training images fit in memory twice (in use and being read for the next batch); None if unknown."""
-    # The total memory, not what is free now: every process, and the next run, must choose the same value.
-    memory = total_memory()
-    if memory is None:
-        return None
-    side = config.model.image_size or find(config.model.init).size
-    return int(memory * HOST_SHARE / (2 * 3 * side * side))
 
 
 def _learning_rate(frozen: bool, pretrained: bool) -> tuple[float, str]:

@@ -27,11 +27,7 @@ from recollect.common.text import did_you_mean
 FOLDER = Path(__file__).resolve().parent.parent / "recipes"
 _STRUCTURE = frozenset({"inherits", "description", "note", "like", "words", "columns", "rows"})
 """Keys that are not settings."""
-_PARTS: tuple[tuple[str, Any, str], ...] = (
-    ("words", Mapping, "settings by word, e.g. {slow: {optimizer: {lr: 1.0e-4}}}"),
-    ("columns", list, "lists of metrics by test set, e.g. {sop/test: [r@1, r@10]}"),
-    ("rows", list | None, "published numbers by row, e.g. {r50/rsk: [80.7, 88.3]}, or null"),
-)
+_PARTS: dict[str, Any] = {"words": Mapping, "columns": list, "rows": list | None}
 """Those of a family, with the kind of their values."""
 
 
@@ -159,11 +155,9 @@ def published_tests(published: Any) -> dict[str, dict[str, float]]:
     """
     tests: dict[str, dict[str, float]] = {}
     for key, value in published.items() if isinstance(published, Mapping) else ():
-        numbers = value if isinstance(value, Mapping) else {key: value}
-        test = tests.setdefault(str(key) if isinstance(value, Mapping) else "", {})
-        test.update(
-            {str(k): float(v) for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-        )
+        test, numbers = (str(key), value) if isinstance(value, Mapping) else ("", {key: value})
+        figures = {str(k): float(v) for k, v in numbers.items() if isinstance(v, int | float)}
+        tests.setdefault(test, {}).update(figures)
     return {test: metrics for test, metrics in tests.items() if metrics}
 
 
@@ -255,7 +249,7 @@ def _stack(names: Iterable[str], below: Path | None = None, seen: tuple[Path, ..
         if path in seen:
             raise ConfigError(f"{path}: circular inheritance of recipes: {' → '.join(p.name for p in (*seen, path))}.")
         file = _read(path)
-        added = [*_stack(_listed(file.values.get("inherits")), path.parent, (*seen, path)), file]
+        added = [*_stack(map(str, _listed(file.values.get("inherits"))), path.parent, (*seen, path)), file]
         if row is not None:
             words = [layer for word in row.split("/") for layer in _word(word, added, path, ())]
             added += [*words, _published(path, row, added)]
@@ -323,12 +317,10 @@ def _read_once(path: Path, changed: int, size: int) -> Layer:
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a recipe must be a mapping of keys to values, not a {type(values).__name__}.")
-    if not all(isinstance(parent, str) for parent in _listed(values.get("inherits"))):
-        raise ConfigError(f"{path}: inherits must be a list of recipes, but is {values['inherits']!r}.")
-    for key, kind, meaning in _PARTS:
+    for key, kind in _PARTS.items():
         part = values.get(key, {})
         if not isinstance(part, Mapping) or not all(isinstance(value, kind) for value in part.values()):
-            raise ConfigError(f"{path}: {key} must be {meaning}, but is {part!r}.")
+            raise ConfigError(f"{path}: {key} must be a mapping, as docs/recipes.md shows it, but is {part!r}.")
     where = path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path)
     return Layer(where, values, node, text.splitlines())
 

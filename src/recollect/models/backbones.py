@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 # Architectures of timm whose position embeddings follow the image size at run time.
 _ANY_SIZE_MODULES = ("timm.models.vision_transformer", "timm.models.eva")
-_TOO_NARROW = ("Output size is too small", "Kernel size can't be greater")  # torch's error messages
+_TOO_NARROW = ("Output size is too small", "Kernel size can't be greater", "sizes should be greater than 0")  # torch's
 
 
 def timm_library() -> Any:
@@ -113,9 +113,8 @@ def feature_kind(backbone: nn.Module) -> str:
 
 def feature_size(backbone: nn.Module, pooling: str) -> int:
     """Dimension of the pooled features; a few networks widen them in their own head."""
-    if pooling == "native":
-        return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)  # type: ignore[arg-type]
-    return int(backbone.num_features)  # type: ignore[arg-type]
+    own: Any = getattr(backbone, "head_hidden_size", None) if pooling == "native" else None
+    return int(own or backbone.num_features)  # type: ignore[arg-type]
 
 
 def patch_size(backbone: nn.Module) -> int:

@@ -118,7 +118,6 @@ def multiscale(
         >>> multiscale(model, torch.rand(2, 3, 32, 48), (1.0, 0.5)).shape
         torch.Size([2, 3])
     """
-    check_scales(scales)
     first, *others = (unit(model(fit(images, scale, multiple))) ** power for scale in scales)
     return unit(sum(others, first) ** (1 / power))
 
@@ -129,21 +128,11 @@ def fit(images: Tensor, scale: float = 1.0, multiple: int = 1) -> Tensor:
         return images
     height, width = images.shape[-2:]
     if multiple == 1:
-        if min(math.floor(height * scale), math.floor(width * scale)) < 1:
-            raise InputError(
-                f"images of {width}×{height} pixels would have no pixels at scale {scale:g}: use a larger scale."
-            )
         return F.interpolate(images, scale_factor=scale, mode="bilinear", align_corners=False)
     size = [max(multiple, round(side * scale / multiple) * multiple) for side in (height, width)]
     if size == [height, width]:
         return images
     return F.interpolate(images, size=size, mode="bilinear", align_corners=False)
-
-
-def check_scales(scales: Sequence[float]) -> None:
-    """Refuse scales that are not positive numbers."""
-    if len(scales) == 0 or not all(scale > 0 and math.isfinite(scale) for scale in scales):
-        raise InputError(f"scales must be one or more positive numbers, not {list(scales)}.")
 
 
 ImageLike = ImageSource | Tensor
@@ -547,8 +536,8 @@ class Embedder(nn.Module):
         """
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {batch_size}.")
-        if scales is not None:
-            check_scales(scales)
+        if scales is not None and not (len(scales) and all(0 < scale < math.inf for scale in scales)):
+            raise InputError(f"scales must be one or more positive numbers, not {list(scales)}.")
         if isinstance(images, Tensor):
             if images.ndim != 4:
                 raise InputError(

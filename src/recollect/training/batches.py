@@ -177,10 +177,8 @@ Sampler = ClassBalancedSampler | WholeSet
 def make_sampler(config: Config, labels: Indices) -> Sampler:
     """Batches of images with these ``labels``, at the beginning of the first epoch."""
     batch = config.batch
-    if batch.size == "all":
+    if not isinstance(batch.size, int):  # "all": "auto" was chosen before
         return WholeSet(labels)
-    if batch.size == "auto":
-        raise ConfigError("batch.size is still 'auto', but batches need a number: set batch.size.")
     sampler = ClassBalancedSampler(
         labels,
         batch.size,

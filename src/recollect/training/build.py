@@ -141,17 +141,11 @@ def objects_and_names(
     """The objects passed to ``train``, and the settings for those given by name."""
     named = {key: name for key, name in (("loss.name", loss), ("model.init", model)) if isinstance(name, str)}
     if isinstance(train_set, str | Path):
-        place = str(train_set)
+        place, train_set = str(train_set), None
         check_ambiguous_name(place)
         named |= {"data.name": place} if is_source(place) else {"data.name": "folder", "data.root": place}
-    objects = PassedObjects(
-        None if isinstance(loss, str) else loss,
-        None if isinstance(train_set, str | Path) else train_set,
-        validation_set,
-        test_set,
-        None if isinstance(model, str) else model,
-    )
-    return objects, named
+    loss, model = (None if isinstance(each, str) else each for each in (loss, model))
+    return PassedObjects(loss, train_set, validation_set, test_set, model), named
 
 
 def training_config(
@@ -236,11 +230,6 @@ class Sets:
     """Images of the classes that the verdict is given on: those of the test part that are not trained on."""
     shared_classes: tuple[str, ...] = ()
     """Classes that the test part has in common with the training part."""
-
-    def fingerprints(self) -> dict[str, str]:
-        """The fingerprint of each set."""
-        named = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: images.fingerprint for name, images in named.items() if images is not None}
 
 
 def load_sets(config: Config, passed: PassedObjects | None = None) -> Sets:
@@ -341,10 +330,8 @@ class Training(Setup):
 
 
 @contextlib.contextmanager
-def prepared(config: Config | None, passed: PassedObjects | None = None) -> Iterator[Setup]:
+def prepared(config: Config, passed: PassedObjects | None = None) -> Iterator[Setup]:
     """``prepare`` on the device of ``config`` and the processes of ``torchrun``, which end with the block."""
-    if config is None:
-        raise ConfigError("no configuration was given: give a recipe or settings.")
     if config.run.epochs == 0:
         raise ConfigError(
             f"{config.name} trains nothing (run.epochs 0): evaluate it with recollect eval --recipe {config.name}, or "

@@ -78,30 +78,25 @@ class Callback:
         """After the last step, with the outcome; None for a run that was stopped or failed."""
 
 
-def checked_callback(callback: Any) -> Callback:
-    """``callback``, if it is one.
-
-    Raises:
-        InputError: it is a class, or something else.
-    """
-    if isinstance(callback, type):
-        raise InputError(f"callbacks has the class {callback.__name__}: make an object of it, {callback.__name__}().")
-    if not isinstance(callback, Callback):
-        raise InputError(f"callbacks has a {type(callback).__name__}: derive it from recollect.Callback.")
-    return callback
-
-
 class CallbackList:
     """The callbacks and loggers of a training, called in this order.
 
     Args:
         callbacks: those of the user; an exception in one ends the run.
         loggers: by name; one that fails is reported once and dropped.
+
+    Raises:
+        InputError: a callback is a class, or something else.
     """
 
     def __init__(
         self, callbacks: Sequence[Callback] = (), loggers: Mapping[str, Callback] = MappingProxyType({})
     ) -> None:
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise InputError(
+                    f"callbacks has {callback!r}: give an object of a class derived from recollect.Callback."
+                )
         self.callbacks, self.loggers = callbacks, dict(loggers)
 
     def call(self, method: str, *arguments: Any) -> None:
@@ -198,7 +193,7 @@ class MLflow(MetricLogger):
         experiment: its experiment, created if missing.
     """
 
-    _AT_ONCE = 500  # metrics in one request; the server takes 1,000
+    _AT_ONCE = 500  # metrics of a request, and those of a step; the server takes 1,000
     _SECONDS = 10.0  # between requests
 
     def __init__(self, uri: str | None = None, experiment: str = "recollect") -> None:
@@ -241,8 +236,7 @@ class MLflow(MetricLogger):
             self._send()
 
     def _send(self) -> None:
-        for start in range(0, len(self._waiting), self._AT_ONCE):
-            self._client.log_batch(self._id, metrics=self._waiting[start : start + self._AT_ONCE])
+        self._client.log_batch(self._id, metrics=self._waiting)
         self._waiting, self._sent_at = [], time.monotonic()
 
 

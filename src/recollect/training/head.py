@@ -208,7 +208,7 @@ def _best_settings(setup: Setup, source: BatchSource) -> list[AutoSetting]:
         if "model.shrinkage" in choosing:
             reason = f"the best {by}: {results[count, value]}; {features} of the features as they are"
             choices.append(AutoSetting("model.shrinkage", value, reason))
-        start = forms[count].start(value)
+        start = with_whitening(*forms[count], value)
     untrained = measured_head(start, validation)
     reached = [untrained]
     if steps := trial_steps(setup):
@@ -221,7 +221,8 @@ def _best_settings(setup: Setup, source: BatchSource) -> list[AutoSetting]:
                 rates[rate] = measured_head(trial, validation)
         rate = max(rates, key=lambda value: rates[value].merit)
         reached.append(rates[rate])
-        reason = f"the best of {_list(RATES)} {by}: {rates[rate]}; {untrained} before the first step"
+        listing = ", ".join(f"{value:g}" for value in RATES)
+        reason = f"the best of {listing} {by}: {rates[rate]}; {untrained} before the first step"
         choices.append(AutoSetting("optimizer.lr", rate, reason))
         if whitened and "run.epochs" in setup.undecided and untrained.merit >= rates[rate].merit:
             reason = f"no number of steps improves on the whitening {by}; set --steps to train anyway"
@@ -258,17 +259,14 @@ def _for_few(setup: Setup, choosing: frozenset[str], few: str) -> list[AutoSetti
     return choices
 
 
-@dataclass(frozen=True)
-class ClosedForm:
-    """The whitening of features of a number of stages, for any shrinkage."""
+ClosedForm = tuple[Embedder, ClassStatistics]
+"""An embedder for features of a number of stages, and what its whitening with any shrinkage is made from."""
 
-    embedder: Embedder
-    statistics: ClassStatistics
 
-    def start(self, shrinkage: float) -> Embedder:
-        """The embedder with this last layer."""
-        self.embedder.set_whitening(self.statistics.whitening(shrinkage).as_layer())
-        return self.embedder
+def with_whitening(embedder: Embedder, statistics: ClassStatistics, shrinkage: float) -> Embedder:
+    """``embedder`` with this last layer."""
+    embedder.set_whitening(statistics.whitening(shrinkage).as_layer())
+    return embedder
 
 
 def closed_forms(embedder: Embedder, fit: HeadData, counts: Sequence[int]) -> dict[int, ClosedForm]:
@@ -277,11 +275,11 @@ def closed_forms(embedder: Embedder, fit: HeadData, counts: Sequence[int]) -> di
     for count in sorted(counts, reverse=True):
         start = embedder.with_own_head(count)
         if count and forms:  # these groups come first in those of more stages
-            statistics = forms[count + 1].statistics.leading(start.feature_dim)
+            statistics = forms[count + 1][1].leading(start.feature_dim)
         else:
             with torch.no_grad():
                 statistics = class_statistics(start.head.inputs(fit.pooled), torch.from_numpy(fit.labels))
-        forms[count] = ClosedForm(start, statistics)
+        forms[count] = start, statistics
     return forms
 
 
@@ -299,7 +297,7 @@ def _tried(
 
         def measure(count: int, value: float) -> None:
             if (count, value) not in results:
-                results[count, value] = measured_head(forms[count].start(value), validation)
+                results[count, value] = measured_head(with_whitening(*forms[count], value), validation)
                 line.advance()
 
         for value in values:
@@ -333,10 +331,6 @@ def _smaller_batches(config: Config, labels: NDArray[np.int64]) -> Config:
     usable = len(sizes) if config.batch.small_classes == "repeat" else int((sizes >= each).sum())
     size = max(min(config.batch.size // each, LARGEST // each, usable), 1) * each
     return replace(config, batch=replace(config.batch, size=size))
-
-
-def _list(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
 
 
 def whitening_images(config: Config, images: ImageSet) -> WhiteningSet | None:

@@ -1,7 +1,7 @@
-"""The optimizer over the embedder's groups and the loss's parameters, its step and learning rate, and what stops a training.
+"""The optimizer over the embedder's groups and the loss's parameters, its step and learning rate, and requests to stop.
 
 The learning rate is a function of the progress of the training, so there is no state to save. A training stops after the
-current step on SIGINT and SIGTERM, so that a checkpoint can be written, or if the loss or the gradient is NaN or infinite.
+current step on SIGINT and SIGTERM, so that a checkpoint can be written.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from recollect.common import plugins
 from recollect.common.errors import ConfigError
 from recollect.common.machine import tf32
 from recollect.config.schema import Config, OptimizerConfig
-from recollect.data import ImageSet
 from recollect.data.pipeline import Batch
 from recollect.models import Embedder
 from recollect.step.distributed import Processes
 from recollect.step.large_batch import StepInfo, is_out_of_memory, large_batch_step, out_of_memory
-from recollect.training.callbacks import TrainingStoppedError
-from recollect.training.run import Progress, RunFolder, Trained
+from recollect.training.run import Trained
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -62,10 +60,9 @@ def make_optimizer(config: OptimizerConfig, model: Embedder, loss: nn.Module) ->
     Raises:
         ConfigError: nothing is left to train, or there is no such optimizer.
     """
-    if config.lr == "auto":
-        raise ConfigError("optimizer.lr is still 'auto', but the optimizer needs a number: set optimizer.lr.")
+    lr = float(config.lr)  # "auto" was chosen before
     groups = model.parameter_groups(
-        config.lr,
+        lr,
         config.weight_decay,
         config.head_multiplier,
         config.p_multiplier,
@@ -76,7 +73,7 @@ def make_optimizer(config: OptimizerConfig, model: Embedder, loss: nn.Module) ->
     own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     if own:
         # No weight decay: class vectors are compared by angle, so it would only shrink them.
-        groups.append({"name": "loss", "params": own, "lr": config.lr * config.loss_multiplier, "weight_decay": 0.0})
+        groups.append({"name": "loss", "params": own, "lr": lr * config.loss_multiplier, "weight_decay": 0.0})
     if not groups:
         raise ConfigError("nothing is left to train: the whole model is frozen. Set model.freeze to an earlier stage.")
     for group in groups:
@@ -245,45 +242,3 @@ def stop_on_signals() -> Iterator[StopRequest]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-
-
-def stop_if_diverged(
-    folder: RunFolder,
-    trained: Trained,
-    progress: Progress,
-    images: ImageSet,
-    batch: Batch,
-    loss: float,
-    norm: float,
-    limit: float,
-) -> None:
-    """Save the batch and stop, if the loss or the gradient norm is NaN or infinite, or the loss beyond ``limit``.
-
-    Raises:
-        TrainingStoppedError: the message says where the batch is.
-    """
-    scaler, advice = trained.scaler, "Check its images, lower optimizer.lr, or set optimizer.clip."
-    sound = math.isfinite(norm)
-    if not sound and math.isfinite(loss) and scaler.is_enabled():
-        # fp16 overflows occasionally: the scaler then skips the step and lowers its factor, starting at 65,536. If it
-        # overflows even with a small factor, the factor is not the reason, and every step would be skipped forever.
-        sound = scaler.get_scale() >= 1
-        advice = "It overflows fp16 with any factor: lower optimizer.lr, or set run.precision to bf16 or fp32."
-    if math.isfinite(loss) and abs(loss) <= limit and sound:
-        return
-    step = progress.step + 1
-    path = folder.keep_batch(
-        trained.processes.rank,
-        {"inputs": batch.images, "labels": batch.labels, "indices": torch.from_numpy(batch.indices)},
-        {
-            "step": step,
-            "epoch": progress.epoch,
-            "loss": str(loss),
-            "gradient_norm": str(norm),
-            "images": [images.names[index] for index in batch.indices.tolist()],
-            "classes": [images.class_names[label] for label in batch.labels.tolist()],
-        },
-    )
-    raise TrainingStoppedError(
-        f"stopped at step {step}: the loss is {loss:g} and the gradient's norm {norm:g}. The batch is saved in {path}. {advice}"
-    )

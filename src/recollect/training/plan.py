@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from shlex import quote
 from typing import Any
 
@@ -22,7 +22,6 @@ from torch.nn import functional
 from recollect.common import machine
 from recollect.common.errors import ConfigError, in_bytes
 from recollect.common.text import in_digits, in_words, number_of, some_names
-from recollect.config.automatic import AutoSetting
 from recollect.data import ImageSet
 from recollect.data.folders import summary
 from recollect.data.image_set import Indices
@@ -46,72 +45,181 @@ _RANKED = 2000  # vectors
 _ERROR = 1.3  # how far a plan may be above the memory that a training uses (docs/training.md)
 
 
-@dataclass(frozen=True)
 class Plan:
-    """The figures of a training before it starts."""
+    """The figures of a training before it starts.
 
-    data: str
-    root: str | None
-    """The folder or list, if the images are one's own."""
-    images: int
-    classes: int
-    classes_used: int
-    validation_classes: int
-    validation_queries: int
-    """Number of queries of sfm120k."""
-    validation_images: int
-    left_out: dict[str, int]
-    """Skipped files, by reason."""
-    held_out_classes: int
-    held_out_images: int
-    given_split: bool
-    """The data say which classes are for testing."""
-    all_classes: bool
-    """Whether nothing is held out, on purpose."""
-    shared_classes: tuple[str, ...]
-    """Classes of the test part that are trained on as well."""
-    init: str
-    image_size: int | None
-    own_size: bool
-    """Whether this is the resolution of its pre-training."""
-    parameters: int
-    trained_parameters: int
-    frozen: str
-    cached: bool
-    """Whether the features of the frozen part are stored."""
-    batch: int
-    classes_per_batch: int
-    virtual_batch: int
-    """Images and virtual images of the loss; SiMix adds one for each pair of a class, up to ``max_pairs``."""
-    chunk: int
-    processes: int
-    longer_side: int
-    """Maximum longer side of whole images; 0 if all have one size."""
-    steps: int
-    epochs: float
-    batches_per_epoch: int
-    device: str
-    precision: str
-    memory_mb: int
-    """Peak memory of the whole process; on a GPU, of the GPU."""
-    seconds: float
-    """Total."""
-    seconds_features: float
-    """Features of a frozen part, once."""
-    seconds_whitening: float
-    seconds_choosing: float
-    """Trials with several learning rates."""
-    seconds_per_step: float
-    """Reading, network, loss, optimizer."""
-    evaluations: int
-    seconds_per_evaluation: float
-    seconds_verdict: float
-    chosen: Sequence[AutoSetting]
-    """Automatic settings, with reasons."""
+    Args:
+        setup: what is trained; ``make_plan`` restores it.
+        source: the training images; None for features that may not be computed yet.
+    """
+
+    def __init__(self, setup: Setup, source: BatchSource | None) -> None:
+        config, model, sets, device = setup.config, setup.config.model, setup.sets, setup.device
+        embedder, images, processes = setup.embedder, sets.train, setup.processes
+        sampler = make_sampler(config, images.labels)
+        whole = next(iter(sampler))
+        sizes, each = images.class_sizes[images.class_sizes > 0], config.batch.samples_per_class
+        repeats = config.batch.size == "all" or config.batch.small_classes == "repeat"
+        own_images = embedder.preprocessing.resize is not None
+        held_out, validation = sets.held_out, sets.validation
+        # What is known.
+        self.data = config.data.name
+        self.root = config.data.root if config.data.name == "folder" else None
+        """The folder or list, if the images are one's own."""
+        self.images = len(images)
+        self.classes = len(sizes)
+        self.classes_used = len(sizes) if repeats else int((sizes >= each).sum())
+        self.validation_classes = 0 if validation is None or sets.benchmark else validation.num_classes
+        self.validation_queries = 0 if sets.benchmark is None else len(sets.benchmark.queries)
+        """Number of queries of sfm120k."""
+        self.validation_images = 0 if validation is None else len(validation)
+        self.left_out = {str(reason): int(count) for reason, count in images.facts.get("left_out", {}).items()}
+        """Skipped files, by reason."""
+        self.held_out_classes = 0 if held_out is None else held_out.num_classes
+        self.held_out_images = 0 if held_out is None else len(held_out)
+        split = {} if held_out is None else held_out.facts.get("split", {})
+        self.given_split = held_out is not None and split.get("class_split", "given") == "given"
+        """The data say which classes are for testing."""
+        self.all_classes = config.data.train_split == "all"
+        """Whether nothing is held out, on purpose."""
+        self.shared_classes = sets.shared_classes
+        """Classes of the test part that are trained on as well."""
+        self.init = model.init
+        self.image_size = model.image_size or (embedder.preprocessing.size if own_images else None)
+        self.own_size = model.image_size is None and own_images
+        """Whether this is the resolution of its pre-training."""
+        self.parameters = sum(parameter.numel() for parameter in embedder.parameters())
+        self.trained_parameters = sum(
+            parameter.numel() for parameter in embedder.parameters() if parameter.requires_grad
+        )
+        self.frozen = model.freeze
+        self.cached = setup.frozen is not None
+        """Whether the features of the frozen part are stored."""
+        self.batch = setup.batch_size
+        self.classes_per_batch = len(np.unique(images.labels[whole]))
+        in_batch, limit = np.bincount(images.labels[whole]), config.loss.options.get("max_pairs", MAX_PAIRS)
+        pairs = np.minimum(in_batch * (in_batch - 1) // 2, np.inf if limit is None else limit).sum()
+        self.virtual_batch = setup.batch_size + (int(pairs) if config.loss.options.get("simix") else 0)
+        """Images and virtual images of the loss; SiMix adds one for each pair of a class, up to ``max_pairs``."""
+        self.chunk = setup.chunk
+        self.processes = processes.size
+        self.steps = number_of_steps(config, sampler)
+        self.batches_per_epoch = len(sampler)
+        self.epochs = config.run.epochs if isinstance(config.run.epochs, int) else self.steps / self.batches_per_epoch
+        self.device = str(device)
+        self.precision = config.run.precision
+
+        # What is measured.
+        trained = make_trained(setup, copy.deepcopy(setup.passed.loss))
+        mine = np.array_split(whole, processes.size)[processes.rank]
+
+        def read(indices: Indices) -> Batch:
+            """Images, or variations of one feature, since features may not be computed yet."""
+            if source is not None:
+                return next(source.stream([indices]))
+            rows = setup.example.expand(len(indices), *setup.example.shape[1:])
+            return Batch(rows * (1 + 0.5 * torch.randn_like(rows)), torch.from_numpy(images.labels[indices]), indices)
+
+        def step_on(batch: Batch, trained: Trained = trained) -> float:
+            start, position, chunk = machine.clock(), Position(0.0, 0.0, 1.0), min(setup.chunk, len(batch.labels))
+            with machine.limited_threads(setup.threads):
+                take_step(setup.network, trained, config, batch, position, chunk, dtype=setup.dtype)
+            if gpu:
+                torch.cuda.synchronize(device)
+            return machine.clock() - start
+
+        def embed() -> None:
+            batch = read(mine[: min(done, _EMBEDDED)])
+            for vectors, _ in run_network(setup.network, [(batch.images, batch.indices)], device, setup.dtype):
+                vectors.cpu()
+
+        # Two steps: the first on a few images, the second on as many as a few seconds and the memory allow. All processes do
+        # the same, since they wait for each other. A GPU and a compiled network are timed on whole chunks, after a first one.
+        most, before = -(-len(whole) // processes.size), _peak_bytes(device)
+        done, more = most if config.batch.size == "all" else min(most, _FEW), 1.0
+        gpu, unit = device.type == "cuda", 1
+        if gpu or config.run.compile:
+            done = unit = -(-most // -(-most // min(setup.chunk, most)))
+            step_on(read(mine[:done]))
+        for _ in range(2):
+            done = min(most, max(1, int(done * more) // unit) * unit)
+            start = machine.clock()
+            batch = read(mine[:done])
+            reading = machine.clock() - start
+            computing, grown = step_on(batch), _peak_bytes(device) - before
+            available = free_bytes(device) if gpu else machine.available_bytes()
+            more = min(_SECONDS / max(reading + computing, 1e-9), available / 2 / max(grown, 1))
+            more = max(1.0, min(processes.all_gather(more)))
+        self.longer_side = setup.example.shape[-1] if isinstance(batch.images, list) else 0
+        """Maximum longer side of whole images; 0 if all have one size."""
+        if done < most:
+            # All but the last chunk are embedded twice, and a backward pass costs two forwards. The loss is of the whole batch.
+            computing *= (4 * most - min(setup.chunk, most)) / (4 * done - min(setup.chunk, done))
+            vectors = functional.normalize(torch.randn(len(mine), embedder.dim, device=device), dim=1)
+            start, labels = machine.clock(), torch.from_numpy(images.labels[mine])
+            float(large_batch_step(nn.Identity(), trained.loss, vectors, labels, most, group=processes))
+            computing, reading = computing + machine.clock() - start, reading * most / done
+        choosing = 0.0
+        if trials := len(RATES) * trial_steps(setup):  # on half of the classes, by one process
+            half, single = read(mine[: min(len(mine) // 2, LARGEST)]), replace(trained, processes=Processes())
+            choosing = trials * min(step_on(half, single) for _ in range(2))
+        with unsharded(setup.network):
+            forward = machine.seconds_of(embed) / len(mine[: min(done, _EMBEDDED)])
+        watched = [each for each in (validation, sets.test) if each is not None]
+        ranking = sum(_ranking_seconds(setup, each) for each in watched if sets.benchmark is None or each is sets.test)
+        whitening = whitening_images(config, images)
+
+        self.seconds_features = sum(_feature_seconds(setup, each) for each in (images, *watched))
+        """Features of a frozen part, once."""
+        self.seconds_whitening = 0.0 if whitening is None else len(whitening.images) * forward
+        self.seconds_choosing = choosing
+        """Trials with several learning rates."""
+        # On a CPU, threads that read need the same cores.
+        shares_cores = device.type == "cpu" and torch.get_num_threads() >= CORES
+        self.seconds_per_step = computing + reading if shares_cores else max(computing, reading)
+        """Reading, network, loss, optimizer."""
+        epochs, rest = divmod(self.steps, max(self.batches_per_epoch, 1))
+        every = config.run.evaluate_every if isinstance(config.run.evaluate_every, int) else 1
+        times = int(config.run.evaluate_first) + epochs // every + int(bool(rest) or epochs % every != 0)
+        self.evaluations = times if watched else 0
+        self.seconds_per_evaluation = (forward * sum(map(len, watched)) + ranking) / processes.size
+        passes = 3 if model.whitening == "all" else 2  # of the held-out images, one for each network
+        self.seconds_verdict = passes * self.held_out_images * forward
+        if setup.frozen is not None and held_out is not None:
+            self.seconds_verdict = _feature_seconds(setup, held_out, "skip")
+        self.seconds = sum(seconds for _, seconds in self._parts())
+        """Total."""
+
+        # The rest of a chunk, the batch and the next one, images read ahead, and the vectors of an evaluation.
+        memory = _peak_bytes(device) + grown * max(0.0, min(setup.chunk, most) / done - 1)
+        if setup.frozen is None and device.type == "cpu":
+            one_batch = most * setup.example[0].nbytes * setup.share
+            ahead = 1.5 * one_batch if config.data.prefetch_mb is None else config.data.prefetch_mb << 20
+            memory += one_batch * (2 - done / most) + min(ahead, one_batch * self.steps)
+        memory += max((8 * len(each) * embedder.dim for each in watched), default=0)
+        total = torch.cuda.get_device_properties(device).total_memory if gpu else machine.total_memory()
+        if total is not None and memory > _ERROR * total:
+            raise ConfigError(
+                f"this training needs about {in_bytes(int(memory))} of memory, more than this machine has. Lower batch.chunk "
+                "(--chunk, which never changes the result), model.image_size (--image-size) or batch.size (--batch-size)."
+            )
+        self.memory_mb = int(memory / 2**20)
+        """Peak memory of the whole process; on a GPU, of the GPU."""
+        self.chosen = setup.auto_settings
+        """Automatic settings, with reasons."""
+
+    def _parts(self) -> Iterator[tuple[str, float]]:
+        """What the time is spent on."""
+        yield "features", self.seconds_features
+        yield "whitening", self.seconds_whitening
+        yield "choosing the learning rate", self.seconds_choosing
+        yield f"steps ({self.seconds_per_step:.2g} s each)", self.seconds_per_step * self.steps
+        yield "evaluations", self.evaluations * self.seconds_per_evaluation
+        yield "verdict", self.seconds_verdict
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for the manifest and ``--json``."""
-        return asdict(self)
+        return vars(self) | {"chosen": [vars(setting) for setting in self.chosen]}
 
     def lines(self) -> list[str]:
         """The plan as text."""
@@ -144,18 +252,9 @@ class Plan:
             f"{number_of(self.steps, 'step')}: {length if self.steps else 'the last layer stays as it starts'}",
         )
         yield "machine", f"{self.device}, {self.precision}; about {self.memory_mb:,} MB"
-        parts = {
-            "features": self.seconds_features,
-            "whitening": self.seconds_whitening,
-            "choosing the learning rate": self.seconds_choosing,
-            f"steps ({self.seconds_per_step:.2g} s each)": self.seconds_per_step * self.steps,
-            "evaluations": self.evaluations * self.seconds_per_evaluation,
-            "verdict": self.seconds_verdict,
-        }
         # Every part of at least 5 %.
-        large = [
-            f"{name} {in_words(value)}" for name, value in parts.items() if value >= max(0.05 * self.seconds, 1e-9)
-        ]
+        least = max(0.05 * self.seconds, 1e-9)
+        large = [f"{name} {in_words(value)}" for name, value in self._parts() if value >= least]
         yield "time", f"about {in_words(self.seconds)}" + (f": {', '.join(large)}" if self.seconds >= 1 else "")
         yield from (("chosen", str(setting)) for setting in self.chosen)
 
@@ -211,7 +310,7 @@ def make_plan(setup: Setup) -> Plan:
     state, weights = random_state(device), [parameter.detach().clone() for parameter in parameters]
     source = None if setup.frozen is not None else open_source(setup)
     try:
-        return _measured_plan(setup, source)
+        return Plan(setup, source)
     finally:
         for parameter, weight in zip(parameters, weights, strict=True):
             parameter.data.copy_(weight)
@@ -219,137 +318,6 @@ def make_plan(setup: Setup) -> Plan:
         set_random_state(device, state)
         if source is not None:
             source.close()
-
-
-def _measured_plan(setup: Setup, source: BatchSource | None) -> Plan:
-    config, sets, device = setup.config, setup.sets, setup.device
-    embedder, images, processes = setup.embedder, sets.train, setup.processes
-    sampler = make_sampler(config, images.labels)
-    steps, per_epoch, whole = number_of_steps(config, sampler), len(sampler), next(iter(sampler))
-    mine = np.array_split(whole, processes.size)[processes.rank]
-    trained = make_trained(setup, copy.deepcopy(setup.passed.loss))
-
-    def read(indices: Indices) -> Batch:
-        """Images, or variations of one feature, since features may not be computed yet."""
-        if source is not None:
-            return next(source.stream([indices]))
-        rows = setup.example.expand(len(indices), *setup.example.shape[1:])
-        return Batch(rows * (1 + 0.5 * torch.randn_like(rows)), torch.from_numpy(images.labels[indices]), indices)
-
-    def step_on(batch: Batch, trained: Trained = trained) -> float:
-        start, position, chunk = machine.clock(), Position(0.0, 0.0, 1.0), min(setup.chunk, len(batch.labels))
-        with machine.limited_threads(setup.threads):
-            take_step(setup.network, trained, config, batch, position, chunk, dtype=setup.dtype)
-        if gpu:
-            torch.cuda.synchronize(device)
-        return machine.clock() - start
-
-    def embed() -> None:
-        batch = read(mine[: min(done, _EMBEDDED)])
-        for vectors, _ in run_network(setup.network, [(batch.images, batch.indices)], device, setup.dtype):
-            vectors.cpu()
-
-    # Two steps: the first on a few images, the second on as many as a few seconds and the memory allow. All processes do the
-    # same, since they wait for each other. A GPU and a compiled network are timed on whole chunks, after one to warm up.
-    most, before = -(-len(whole) // processes.size), _peak_bytes(device)
-    done, more = most if config.batch.size == "all" else min(most, _FEW), 1.0
-    gpu, unit = device.type == "cuda", 1
-    if gpu or config.run.compile:
-        done = unit = -(-most // -(-most // min(setup.chunk, most)))
-        step_on(read(mine[:done]))
-    for _ in range(2):
-        done = min(most, max(1, int(done * more) // unit) * unit)
-        start = machine.clock()
-        batch = read(mine[:done])
-        reading = machine.clock() - start
-        computing, grown = step_on(batch), _peak_bytes(device) - before
-        available = free_bytes(device) if gpu else machine.available_bytes()
-        more = min(_SECONDS / max(reading + computing, 1e-9), available / 2 / max(grown, 1))
-        more = max(1.0, min(processes.all_gather(more)))
-    if done < most:
-        # All but the last chunk are embedded twice, and a backward pass costs two forwards. The loss is of the whole batch.
-        computing *= (4 * most - min(setup.chunk, most)) / (4 * done - min(setup.chunk, done))
-        vectors = functional.normalize(torch.randn(len(mine), embedder.dim, device=device), dim=1)
-        start, labels = machine.clock(), torch.from_numpy(images.labels[mine])
-        float(large_batch_step(nn.Identity(), trained.loss, vectors, labels, most, group=processes))
-        computing, reading = computing + machine.clock() - start, reading * most / done
-    # On a CPU, threads that read need the same cores.
-    shares_cores = device.type == "cpu" and torch.get_num_threads() >= CORES
-    step = computing + reading if shares_cores else max(computing, reading)
-    choosing = 0.0
-    if trials := len(RATES) * trial_steps(setup):  # on half of the classes, by one process
-        half, single = read(mine[: min(len(mine) // 2, LARGEST)]), replace(trained, processes=Processes())
-        choosing = trials * min(step_on(half, single) for _ in range(2))
-    with unsharded(setup.network):
-        forward = machine.seconds_of(embed) / len(mine[: min(done, _EMBEDDED)])
-    watched = [each for each in (sets.validation, sets.test) if each is not None]
-    ranking = sum(_ranking_seconds(setup, each) for each in watched if sets.benchmark is None or each is sets.test)
-    evaluation = (forward * sum(map(len, watched)) + ranking) / processes.size
-    features = sum(_feature_seconds(setup, each) for each in (images, *watched))
-    whitening = whitening_images(config, images)
-    whitening_seconds = 0.0 if whitening is None else len(whitening.images) * forward
-    verdict = 0.0
-    if sets.held_out is not None:
-        passes = 3 if config.model.whitening == "all" else 2  # one for each network
-        by_pixels = passes * len(sets.held_out) * forward
-        verdict = by_pixels if setup.frozen is None else _feature_seconds(setup, sets.held_out, "skip")
-    evaluations = _evaluations(setup, steps, per_epoch) if watched else 0
-    # The rest of a chunk, the batch and the next one, images read ahead, and the vectors of an evaluation.
-    memory = _peak_bytes(device) + grown * max(0.0, min(setup.chunk, most) / done - 1)
-    if setup.frozen is None and device.type == "cpu":
-        one_batch = most * setup.example[0].nbytes * setup.share
-        ahead = 1.5 * one_batch if config.data.prefetch_mb is None else config.data.prefetch_mb << 20
-        memory += one_batch * (2 - done / most) + min(ahead, one_batch * steps)
-    memory += max((8 * len(each) * embedder.dim for each in watched), default=0)
-    _refuse_beyond_memory(memory, device)
-    sizes, each, model = images.class_sizes[images.class_sizes > 0], config.batch.samples_per_class, config.model
-    repeats = config.batch.size == "all" or config.batch.small_classes == "repeat"
-    own_images = embedder.preprocessing.resize is not None
-    return Plan(
-        data=config.data.name,
-        root=config.data.root if config.data.name == "folder" else None,
-        images=len(images),
-        classes=len(sizes),
-        classes_used=len(sizes) if repeats else int((sizes >= each).sum()),
-        validation_classes=0 if sets.validation is None or sets.benchmark else sets.validation.num_classes,
-        validation_queries=0 if sets.benchmark is None else len(sets.benchmark.queries),
-        validation_images=0 if sets.validation is None else len(sets.validation),
-        left_out={str(reason): int(count) for reason, count in images.facts.get("left_out", {}).items()},
-        held_out_classes=0 if sets.held_out is None else sets.held_out.num_classes,
-        held_out_images=0 if sets.held_out is None else len(sets.held_out),
-        given_split=sets.held_out is not None
-        and sets.held_out.facts.get("split", {}).get("class_split", "given") == "given",
-        all_classes=config.data.train_split == "all",
-        shared_classes=sets.shared_classes,
-        init=model.init,
-        image_size=model.image_size or (embedder.preprocessing.size if own_images else None),
-        own_size=model.image_size is None and own_images,
-        parameters=sum(parameter.numel() for parameter in embedder.parameters()),
-        trained_parameters=sum(parameter.numel() for parameter in embedder.parameters() if parameter.requires_grad),
-        frozen=model.freeze,
-        cached=setup.frozen is not None,
-        batch=setup.batch_size,
-        classes_per_batch=len(np.unique(images.labels[whole])),
-        virtual_batch=_virtual_batch(setup, images.labels[whole]),
-        chunk=setup.chunk,
-        processes=processes.size,
-        longer_side=setup.example.shape[-1] if isinstance(batch.images, list) else 0,
-        steps=steps,
-        epochs=config.run.epochs if isinstance(config.run.epochs, int) else steps / per_epoch,
-        batches_per_epoch=per_epoch,
-        device=str(device),
-        precision=config.run.precision,
-        memory_mb=int(memory / 2**20),
-        seconds=features + whitening_seconds + choosing + step * steps + evaluations * evaluation + verdict,
-        seconds_features=features,
-        seconds_whitening=whitening_seconds,
-        seconds_choosing=choosing,
-        seconds_per_step=step,
-        evaluations=evaluations,
-        seconds_per_evaluation=evaluation,
-        seconds_verdict=verdict,
-        chosen=setup.auto_settings,
-    )
 
 
 def _ranking_seconds(setup: Setup, images: ImageSet) -> float:
@@ -369,32 +337,6 @@ def _feature_seconds(setup: Setup, images: ImageSet, policy: str | None = None) 
     return seconds_of_rows(setup.embedder, setup.frozen, images, upto, workers=data.workers, on_bad_image=policy)
 
 
-def _evaluations(setup: Setup, steps: int, per_epoch: int) -> int:
-    """How often the watched sets are evaluated."""
-    run = setup.config.run
-    epochs, rest = divmod(steps, max(per_epoch, 1))
-    every = run.evaluate_every if isinstance(run.evaluate_every, int) else 1
-    return int(run.evaluate_first) + epochs // every + int(bool(rest) or epochs % every != 0)
-
-
-def _virtual_batch(setup: Setup, labels: Indices) -> int:
-    """Images and virtual images of a loss: SiMix adds one for each pair of a class, up to ``max_pairs``."""
-    options, sizes = setup.config.loss.options, np.bincount(labels)
-    pairs, limit = sizes * (sizes - 1) // 2, options.get("max_pairs", MAX_PAIRS)
-    added = int((pairs if limit is None else np.minimum(pairs, limit)).sum())
-    return setup.batch_size + (added if options.get("simix") else 0)
-
-
 def _peak_bytes(device: torch.device) -> int:
     peak = machine.peak_memory_mb(device)
     return machine.resident_bytes() if peak is None else peak << 20
-
-
-def _refuse_beyond_memory(needed: float, device: torch.device) -> None:
-    gpu = device.type == "cuda"
-    memory = torch.cuda.get_device_properties(device).total_memory if gpu else machine.total_memory()
-    if memory is not None and needed > _ERROR * memory:
-        raise ConfigError(
-            f"this training needs about {in_bytes(int(needed))} of memory, more than this machine has. Lower batch.chunk "
-            "(--chunk, which never changes the result), model.image_size (--image-size) or batch.size (--batch-size)."
-        )

@@ -126,20 +126,13 @@ class RunFolder(RunFiles):
         Raises:
             StorageError: it cannot be written, or another process started a run there meanwhile.
         """
-        if (
-            self.path.is_dir()
-        ):  # perhaps a mount point, which cannot be replaced; without a configuration it is not a run
-            self._write_first(config, manifest, trained_on)
-            return
-        with new_folder(self.path) as folder:
-            RunFolder(folder)._write_first(config, manifest, trained_on)
-
-    def _write_first(self, config: Config, manifest: Mapping[str, Any], trained_on: TrainedOn | None) -> None:
-        """The configuration is written last: it makes the folder a run."""
-        write_json(self.manifest_file, manifest)
-        if trained_on is not None:
-            trained_on.write(self.path)
-        self.write_config(config)
+        # A folder that exists is perhaps a mount point, which cannot be replaced.
+        with contextlib.nullcontext(self.path) if self.path.is_dir() else new_folder(self.path) as folder:
+            run = RunFolder(folder)
+            write_json(run.manifest_file, manifest)
+            if trained_on is not None:
+                trained_on.write(folder)
+            run.write_config(config)  # last: it makes the folder a run
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -243,10 +236,8 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
     """Versions, machine and command of a run."""
     versions = {"recollect": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     machine: dict[str, Any] = {
         "system": platform.platform(),
         "host": platform.node(),
@@ -288,10 +279,8 @@ def exclusive_lock(folder: RunFolder, processes: Processes) -> Iterator[None]:
 
 def _processor_name() -> str:
     """The processor's display name, e.g. ``Intel(R) Xeon(R) Platinum 8481C``."""
-    with contextlib.suppress(OSError, UnicodeDecodeError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    with contextlib.suppress(OSError, ValueError, StopIteration), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return platform.processor() or platform.machine()
 
 

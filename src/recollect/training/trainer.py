@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from recollect.common import plugins
@@ -50,13 +51,12 @@ from recollect.training.callbacks import (
     CallbackList,
     Log,
     TrainingStoppedError,
-    checked_callback,
     make_callback,
     make_loggers,
 )
 from recollect.training.head import choose_start, whiten_last_layer, whitening_images
 from recollect.training.judging import column_of, evaluate_watched, judge_training, merit
-from recollect.training.optimizer import Position, StopRequest, stop_if_diverged, stop_on_signals, take_step
+from recollect.training.optimizer import Position, StopRequest, stop_on_signals, take_step
 from recollect.training.plan import Plan, make_plan
 from recollect.training.run import (
     Outcome,
@@ -137,7 +137,7 @@ def train(
         if run is None and out is not None:
             RunFolder.create(out, resolved.name)  # used or read-only: noticed before features are computed, not after
         user_callbacks = [make_callback(each) if isinstance(each, str) else each for each in callbacks]
-        observers = CallbackList(list(map(checked_callback, user_callbacks)), make_loggers(resolved.run))
+        observers = CallbackList(user_callbacks, make_loggers(resolved.run))
         return _train(resolved, objects, run, out, observers, outside)
 
 
@@ -170,7 +170,7 @@ def _train(
             with contextlib.closing(build(setup, source)) as training:
                 if training.watched:
                     column_of(training.config.run.select)  # a metric from outside is recorded before the run begins
-                figures = replace(figures, steps=training.steps)  # perhaps none, chosen after the plan was printed
+                figures.steps = training.steps  # perhaps none, chosen after the plan was printed
                 folder = _place(training, figures, run, out, outside, time.monotonic() - begun)
                 how = resume_command(folder.path, outside)
                 advice = f"Resume all of them from the last checkpoint: {how}."
@@ -221,12 +221,13 @@ def _place(
         run = RunFolder.create(out, config.name)
         planned = figures.as_dict()
         del planned["chosen"]
+        sets = {"train": training.sets.train, "validation": training.sets.validation, "test": training.sets.test}
         manifest = {
             **circumstances(training.device, processes.size),
             "data": {
                 "name": config.data.name,
                 **places_of_images(config.data, run.path),
-                "fingerprints": training.sets.fingerprints(),
+                "fingerprints": {name: each.fingerprint for name, each in sets.items() if each is not None},
             },
             "weights": training.embedder.config.provenance.as_dict(),
             "choices": [vars(setting) for setting in training.auto_settings],
@@ -247,12 +248,11 @@ class Trainer:
         training: Training,
         folder: RunFolder,
         stop: StopRequest,
-        observers: CallbackList | None = None,
-        how_to_resume: str = "",
+        observers: CallbackList,
+        how_to_resume: str,
     ) -> None:
         self.training, self.folder, self.stop = training, folder, stop
-        self.observers = observers or CallbackList()
-        self.how_to_resume = how_to_resume or resume_command(folder.path)
+        self.observers, self.how_to_resume = observers, how_to_resume
         self.config, self.processes = training.config, training.processes
         self.chunk, self.progress, self.first = training.chunk, Progress(), self.processes.rank == 0
         self.skipped = frozenset[str]()
@@ -360,11 +360,6 @@ class Trainer:
 
     def _step(self, batch: Batch) -> None:
         info, training, progress = StepInfo(), self.training, self.progress
-
-        def check(loss: float, norm: float) -> None:
-            limit = self.config.run.loss_limit
-            stop_if_diverged(self.folder, training.trained, progress, training.sets.train, batch, loss, norm, limit)
-
         loss, norm, factor = take_step(
             training.network,
             training.trained,
@@ -374,7 +369,7 @@ class Trainer:
             self.chunk,
             dtype=training.dtype,
             info=info,
-            check=check,
+            check=partial(self._stop_if_diverged, batch),
         )
         progress.step += 1
         progress.batch += 1
@@ -396,6 +391,37 @@ class Trainer:
         finite = {key: value for key, value in record.items() if value is not None and math.isfinite(value)}
         del finite["step"]
         self.observers.call("on_step", progress.step, finite)
+
+    def _stop_if_diverged(self, batch: Batch, loss: float, norm: float) -> None:
+        """Save the batch and stop, if the loss or the gradient norm is NaN or infinite, or the loss beyond the limit.
+
+        Raises:
+            TrainingStoppedError: the message says where the batch is.
+        """
+        scaler, images = self.training.trained.scaler, self.training.sets.train
+        sound, advice = math.isfinite(norm), "Check its images, lower optimizer.lr, or set optimizer.clip."
+        if not sound and math.isfinite(loss) and scaler.is_enabled():
+            # fp16 overflows occasionally: the scaler then skips the step and lowers its factor, starting at 65,536. If it
+            # overflows even with a small factor, the factor is not the reason, and every step would be skipped forever.
+            sound = scaler.get_scale() >= 1
+            advice = "It overflows fp16 with any factor: lower optimizer.lr, or set run.precision to bf16 or fp32."
+        if math.isfinite(loss) and abs(loss) <= self.config.run.loss_limit and sound:
+            return
+        step = self.progress.step + 1
+        facts = {
+            "step": step,
+            "epoch": self.progress.epoch,
+            "loss": str(loss),
+            "gradient_norm": str(norm),
+            "images": [images.names[index] for index in batch.indices.tolist()],
+            "classes": [images.class_names[label] for label in batch.labels.tolist()],
+        }
+        tensors = {"inputs": batch.images, "labels": batch.labels, "indices": torch.from_numpy(batch.indices)}
+        path = self.folder.keep_batch(self.processes.rank, tensors, facts)
+        raise TrainingStoppedError(
+            f"stopped at step {step}: the loss is {loss:g} and the gradient's norm {norm:g}. The batch is saved in {path}. "
+            f"{advice}"
+        )
 
     def _position(self) -> Position:
         epoch = self.progress.epoch + self.progress.batch / self.batches_in_epoch
