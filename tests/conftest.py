@@ -24,11 +24,7 @@ from recollect.common import console, machine
 
 # Timings on shared machines are noisy, so no test has a deadline.
 settings.register_profile(
-    "recollect",
-    deadline=None,
-    max_examples=25,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize=True,
+    "recollect", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 settings.load_profile("recollect")
 

@@ -231,10 +231,7 @@ def test_the_paper_s_numbers_are_the_paper_s() -> None:
 def test_only_what_the_paper_says_counts_as_its_claim() -> None:
     """It compares RS@k with Smooth-AP; it has neither triplet loss nor plain contrastive loss, nor random weights untrained."""
     claimed = {contrast.sentence for contrast in made("losses", "glyphs").contrasts if contrast.claimed}
-    assert claimed == {
-        "RS@k beats Smooth-AP (both as in their papers)",
-        "RS@k as released beats Smooth-AP as released",
-    }
+    assert claimed == {"RS@k beats Smooth-AP (both as in their papers)", "RS@k as released beats Smooth-AP as released"}
     starts = {contrast.sentence: contrast.claimed for contrast in made("initialisation", "cars196").contrasts}
     assert [sentence for sentence, said in starts.items() if said] == [
         "SAP: ImageNet weights beat random ones",

@@ -77,12 +77,7 @@ def damages(content: bytes) -> dict[str, bytes]:
     flipped[content.index(b"rows.npy") + 165] ^= 0x10
     key = bytearray(content)
     key[content.index(b"keys.npy") + 200] ^= 1
-    return {
-        "empty": b"",
-        "cut": content[:-25],
-        "a bit of a row": bytes(flipped),
-        "a bit of a key": bytes(key),
-    }
+    return {"empty": b"", "cut": content[:-25], "a bit of a row": bytes(flipped), "a bit of a key": bytes(key)}
 
 
 @pytest.mark.parametrize("damage", damages(b"keys.npyrows.npy" + bytes(1000)))

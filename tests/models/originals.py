@@ -75,10 +75,7 @@ STEMS |= {"torchvision": STEMS["swag"], "dinov2, in chunks": STEMS["dinov2"], "u
 def make_transformer(project: str, width: int, depth: int, patch: int, grid: int, text: bool = True) -> State:
     """A file of ``project`` with random tensors; ``text``: with CLIP's text tower."""
     conv, token, positions, norm = STEMS[project]
-    shapes = {
-        "clip": ((width,), (grid * grid + 1, width)),
-        "swag": ((1, 1, width), (grid * grid + 1, 1, width)),
-    }
+    shapes = {"clip": ((width,), (grid * grid + 1, width)), "swag": ((1, 1, width), (grid * grid + 1, 1, width))}
     token_shape, positions_shape = shapes.get(project, ((1, 1, width), (1, grid * grid + 1, width)))
     state: State = {token: _random(*token_shape), positions: _random(*positions_shape)}
     state[f"{conv}.weight"] = _random(width, 3, patch, patch)

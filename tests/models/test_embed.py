@@ -167,13 +167,7 @@ def test_unreadable_images_are_named_and_skipped_ones_have_rows_of_nan(tiny: Emb
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        [torch.zeros(1, 8, 8)],
-        [np.zeros((8, 8), np.float32)],
-        [np.zeros(8, np.uint8)],
-        [5],
-        torch.zeros(3, 8, 8),
-    ],
+    [[torch.zeros(1, 8, 8)], [np.zeros((8, 8), np.float32)], [np.zeros(8, np.uint8)], [5], torch.zeros(3, 8, 8)],
 )
 def test_things_that_are_not_images(tiny: Embedder, wrong: list[object]) -> None:
     with pytest.raises(InputError):

@@ -127,10 +127,7 @@ def odd_images(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"size": 64, "resize": 75, "interpolation": "bicubic"},
-        {"size": 80, "resize": None},
-    ],
+    [{"size": 64, "resize": 75, "interpolation": "bicubic"}, {"size": 80, "resize": None}],
     ids=["resized", "whole"],
 )
 def test_the_reference_gives_the_same_vectors_without_torch(tmp_path: Path, options: dict[str, Any]) -> None:

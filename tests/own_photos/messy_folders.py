@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
-from typer.testing import CliRunner, Result
 
-from recollect.cli.main import app
+from cli.running import run
 from recollect.common.errors import ConfigError, DataError, InputError
 
 SMALL = ["--image-size", "32", "--dim", "16", "--device", "cpu"]
@@ -34,30 +34,17 @@ def classes(root: Path, names: list[str], seed: int, count: int = 4) -> Path:
     return root
 
 
-def recollect(place: Path, *words: str) -> Result:
-    """What the command line says in ``place``."""
-    before = Path.cwd()
-    os.chdir(place)
-    try:
-        return CliRunner().invoke(app, list(words))
-    finally:
-        os.chdir(before)
-
-
 def good(place: Path, *words: str) -> str:
     """What a command that must end well prints."""
-    printed = recollect(place, *words)
-    assert printed.exit_code == 0, f"{words}: {printed.output} {printed.exception}"
-    return printed.output
+    with contextlib.chdir(place):
+        return str(run(*words).output)
 
 
 def refused(place: Path, *words: str) -> str:
     """The sentence of a command that must be refused."""
-    printed = recollect(place, *words)
-    assert isinstance(printed.exception, ConfigError | DataError | InputError), (
-        f"{words}: {printed.output} {printed.exception}"
-    )
-    return str(printed.exception)
+    with contextlib.chdir(place), pytest.raises((ConfigError, DataError, InputError)) as refusal:
+        run(*words)
+    return str(refusal.value)
 
 
 def manifest(run: Path) -> dict[str, Any]:

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
+from cli.running import run as command
 from faults.trials import run
 from recipes import landmarks
-from recollect.cli.main import app
 from recollect.common.errors import ConfigError, DataError
 from recollect.config.resolve import resolve
 from recollect.data import load_revisited
@@ -88,7 +87,7 @@ def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypat
     whole = tmp_path / "whole"
     outcome = train(config, whole)
     for folder in (tmp_path / "untrained", whole):
-        assert CliRunner().invoke(app, eval_arguments(folder, data)).exit_code == 0
+        command(*eval_arguments(folder, data))
     before, after = scores(tmp_path / "untrained"), scores(whole)
     gains = {name: after[name] - before[name] for name in after if name.endswith(("map", "map+r1m"))}
     floors = {"medium/map": 7, "hard/map": 4, "medium/map+r1m": 7, "hard/map+r1m": 3}
@@ -121,7 +120,7 @@ def test_map_rises_and_every_stage_resumes(data: Path, tmp_path: Path, monkeypat
     ended = run(eval_arguments(killed, data), tmp_path, signal_at("part", 9 + 2 + 4))
     assert ended.code == -signal.SIGKILL, ended
     assert rows_kept(tmp_path / "other cache") - before_eval == 140 + 20 + 3 * 16
-    assert CliRunner().invoke(app, eval_arguments(killed, data)).exit_code == 0
+    command(*eval_arguments(killed, data))
     assert rows_kept(tmp_path / "other cache") - before_eval == 140 + 20 + 100
     assert scores(killed) == after
 
@@ -143,8 +142,7 @@ def short(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_validation_is_the_benchmarks_own_map(data: Path, short: Path) -> None:
     """The figure that picks the weights equals ``recollect eval --data sfm120k`` with one scale."""
-    arguments = ["eval", str(short), "--data", "sfm120k", "--root", str(data / "sfm"), "--no-multiscale"]
-    assert CliRunner().invoke(app, arguments).exit_code == 0
+    command("eval", short, "--data", "sfm120k", "--root", data / "sfm", "--no-multiscale")
     written = written_in(short, "sfm120k")
     assert written["source"]["scales"] == [1.0]
     records = [r for r in RunFolder(short).read_metrics() if r["kind"] == "evaluation"]
@@ -161,8 +159,7 @@ def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) ->
     cases = [([str(short)], short, INSTANCE_SEARCH_SCALES), ([str(model)], model, (1.0,))]
     for target, folder, scales in cases:
         vectors = tmp_path / f"{len(scales)}.npz"
-        found = CliRunner().invoke(app, ["eval", *target, *root, "--vectors-out", str(vectors)])
-        assert found.exit_code == 0, found.output
+        command("eval", *target, *root, "--vectors-out", vectors)
         written = written_in(folder, "roxford5k")
         assert written["source"]["scales"] == list(scales)
         assert "without_distractors" not in written
@@ -172,8 +169,7 @@ def test_scales_come_from_the_recipe(data: Path, short: Path, tmp_path: Path) ->
         expected = embedder.embed(pictures, scales=None if len(scales) == 1 else scales)
         assert np.allclose(np.load(vectors)["embeddings"][:3], expected.numpy(), atol=1e-5)
     paths = ["--metrics-out", str(tmp_path / "m.json"), "--queries-out", str(tmp_path / "q.npz")]
-    done = CliRunner().invoke(app, ["eval", str(model), *root, "--multiscale", *paths])
-    assert done.exit_code == 0, done.output
+    command("eval", model, *root, "--multiscale", *paths)
     found_at_three = json.loads((tmp_path / "m.json").read_text())
     assert found_at_three["source"]["scales"] == list(INSTANCE_SEARCH_SCALES)
     assert found_at_three["metrics"] == written_in(short, "roxford5k")["metrics"], "not those of one scale"

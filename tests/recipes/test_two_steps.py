@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
+from cli.running import run
 from recipes.small_sets import MAKERS
-from recollect.cli.main import app
 from recollect.common.errors import ConfigError
 from recollect.config.recipes import available_recipes
 from recollect.config.resolve import as_mapping, resolve
@@ -137,8 +136,7 @@ def test_an_init_row_is_measured_beside_its_numbers(
 
     monkeypatch.setattr(models, "make_embedder", tiny)
     monkeypatch.chdir(tmp_path)
-    found = CliRunner().invoke(app, ["eval", "--recipe", name, "--root", str(root(data)), "--weights", "none"])
-    assert found.exit_code == 0, found.output
+    found = run("eval", "--recipe", name, "--root", root(data), "--weights", "none")
     assert asked == [replace(ROWS[name].model, weights="none")]
     written = json.loads(next(tmp_path.glob(f"runs/init-dinov2-l14/eval/{data}-*/metrics.json")).read_text())
     for metric, number in ROWS[name].published[f"{data}/test"].items():
@@ -150,6 +148,5 @@ def test_an_init_row_is_measured_beside_its_numbers(
 def test_an_init_row_is_not_trained_and_a_trained_row_not_measured_without_its_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trains nothing .*--recipe sop/diht-b32/init"):
         train(ROWS["sop/diht-b32/init"], tmp_path / "run")
-    result = CliRunner().invoke(app, ["eval", "--recipe", "sop/diht-b32/rsk", "--root", str(tmp_path)])
-    assert isinstance(result.exception, ConfigError)
-    assert "recollect eval RUN --recipe sop/diht-b32/rsk" in str(result.exception)
+    with pytest.raises(ConfigError, match="recollect eval RUN --recipe sop/diht-b32/rsk"):
+        run("eval", "--recipe", "sop/diht-b32/rsk", "--root", tmp_path)

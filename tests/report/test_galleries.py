@@ -3,14 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from recollect.evaluation import Evaluation, evaluate
-from recollect.report.galleries import (
-    best,
-    changed,
-    confused_pairs,
-    in_rank_order,
-    rows_of_results,
-    worst,
-)
+from recollect.report.galleries import best, changed, confused_pairs, in_rank_order, rows_of_results, worst
 from recollect.report.map import Atlas
 from recollect.report.results import ModelResult, ReportImages
 from recollect.search.exact import Neighbours

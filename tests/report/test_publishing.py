@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import yaml
-from typer.testing import CliRunner
 
-from recollect.cli.main import app
+from cli.running import run as command
 from recollect.common.errors import DataError, InputError, RecollectError, WeightsError
 from recollect.inference.models import open_model
 from recollect.models import Embedder
@@ -58,8 +57,7 @@ def test_the_folder_is_written_and_checked_without_a_network(
         raise AssertionError("the network was used")
 
     monkeypatch.setattr(socket.socket, "connect", no_network)
-    result = CliRunner().invoke(app, ["publish", str(run), "--folder", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.exception
+    command("publish", run, "--folder", tmp_path / "out")
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"README.md", "training.yaml", "embedder.json", "model.safetensors"}
     assert torch.equal(Embedder.load(tmp_path / "out")(PIXELS), Embedder.load(run)(PIXELS))

@@ -13,13 +13,7 @@ from recollect.evaluation import evaluate
 from recollect.inference.models import make_embedder
 from recollect.models import Embedder
 from recollect.report import write_report
-from recollect.report.results import (
-    EvaluationCache,
-    choose,
-    distinct_names,
-    evaluate_run,
-    read_run,
-)
+from recollect.report.results import EvaluationCache, choose, distinct_names, evaluate_run, read_run
 from report.report_runs import make_run
 
 

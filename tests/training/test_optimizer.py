@@ -20,13 +20,7 @@ from recollect.config.resolve import resolve
 from recollect.config.schema import Config, OptimizerConfig
 from recollect.data.pipeline import Batch
 from recollect.step.distributed import Processes
-from recollect.training.optimizer import (
-    Position,
-    learning_rate_factor,
-    make_optimizer,
-    stop_on_signals,
-    take_step,
-)
+from recollect.training.optimizer import Position, learning_rate_factor, make_optimizer, stop_on_signals, take_step
 from recollect.training.run import Trained
 
 

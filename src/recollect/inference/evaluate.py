@@ -546,7 +546,7 @@ def write_evaluation(
             if config is None:
                 raise InputError("give one model to evaluate: a run, a saved embedder, an initialisation, or an .npz.")
             if config.run.epochs != 0:
-                raise ConfigError(f"{recipe} is a recipe for training: also give the run to evaluate, before --recipe.")
+                raise ConfigError(f"{recipe} is for training: name its run, recollect eval RUN --recipe {recipe}.")
             model = config.model.init
         if str(model).endswith(".npz"):
             target = EvaluationInput.from_file(Path(str(model)))

@@ -95,8 +95,6 @@ class ModelEncoder:
         self._options: dict[str, Any] = {"batch_size": batch_size, "device": device}
         self.dim, self.at_least = int(embedder.dim), embedder.preprocessing.at_least
         self.fingerprint = fingerprint(embedder)
-        # Of its file, which a file of vectors of an earlier version records.
-        self.sha256 = None if opened is None else opened.provenance.get("sha256")
         self.provenance = {**provenance, "name": embedder.config.init}
 
     def embed(self, images: Sequence[Any], on_bad: OnBad | None = None) -> NDArray[np.float32]:

@@ -230,13 +230,8 @@ class Index:
         return self._use(encoder)
 
     def _use(self, encoder: Encoder) -> Encoder:
-        model, what = self._settings.current.model, str(encoder.provenance.get("model") or "the model")
+        what = str(encoder.provenance.get("model") or "the model")
         self._check_fingerprint(encoder.fingerprint, self._settings.current, what)
-        # A file of vectors of an earlier version, which records the file of the model instead.
-        if model["fingerprint"] is None and model["sha256"] not in (None, getattr(encoder, "sha256", None)):
-            raise OtherModelError(
-                f"{what} is not the model of {self.address}: its weights differ. Embed the images again."
-            )
         self._encoder = encoder
         return encoder
 

@@ -6,8 +6,5 @@ from torch import nn
 def backbone(width: int = 16) -> nn.Module:
     """Two convolutions."""
     return nn.Sequential(
-        nn.Conv2d(3, width, 5, stride=4),
-        nn.ReLU(),
-        nn.Conv2d(width, 2 * width, 3, stride=2),
-        nn.ReLU(),
+        nn.Conv2d(3, width, 5, stride=4), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, stride=2), nn.ReLU()
     )

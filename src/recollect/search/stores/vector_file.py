@@ -124,7 +124,7 @@ class VectorFile(Store):
 
     def read_document(self, key: str) -> dict[str, Any] | None:
         """The settings of an index of these vectors."""
-        model = {name: self.source.get(name) for name in ("model", "weights", "fingerprint", "sha256")}
+        model = {name: self.source.get(name) for name in ("model", "weights", "fingerprint")}
         model |= {"name": model["model"], "dim": self._model_dim, "precision": self.source.get("precision")}
         return asdict(Settings(Generation(1, model, self.embeddings.shape[1])))
 
