@@ -51,7 +51,8 @@ def chosen(train: Tensor, labels: np.ndarray, test: Tensor, counts: Sequence[int
     with torch.no_grad():
         if head._measured(plain.inputs(validation.pooled), validation.labels).merit > results[count, value].merit:
             return plain.inputs(test)
-        return head.closed_forms(embedder, data, [count])[count].start(value).split("pooling")[1].eval()(test)
+        start = head.with_whitening(*head.closed_forms(embedder, data, [count])[count], value)
+        return start.split("pooling")[1].eval()(test)
 
 
 def main() -> None:

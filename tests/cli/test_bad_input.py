@@ -99,7 +99,7 @@ CASES = {
     "eval ok.npz --metrics-out notes.txt/m.json": "notes.txt/m.json cannot be written",
     "eval --init lite0-in1k": "no images are given",
     "eval --init lite0-in1k --data roxford5k": "--root says where",
-    "eval --recipe sop/r50-512/rsk": "also give the run to evaluate",
+    "eval --recipe sop/r50-512/rsk": "recollect eval RUN --recipe",
     # vectors, search, reports, exports
     "embed lite0-in1k nowhere": "nowhere: no such file or folder",
     "embed lite0-in1k broken": "--skip-bad",

@@ -220,7 +220,7 @@ def test_published_row_of_the_test_that_is_measured() -> None:
     assert published_row(published, "cars196/test") == {}
     assert published_row(published, name_of_test("vehicleid", "test")) == {"r@5": 7.0}  # "test" is the small list
     assert published_row(published, "vehicleid/test_large") == {"r@5": 6.0}
-    assert published_row({"r@10": 95, "note": "x", "ok": True}, "any/test") == {"r@10": 95.0}
+    assert published_row({"r@10": 95, "note": "x"}, "any/test") == {"r@10": 95.0}
     assert published_row(None, "sop/test") == {}
     assert published_ks({"r@10": 2, "r@1": 1, "map@r": 3, "r@x": 1}) == (1, 10)
     assert name_of_test("roxford5k", "test", distractors=True) == "roxford5k+revisitop1m"
