@@ -86,7 +86,7 @@ def test_transformers(init: str, project: str, layout: str, tmp_path: Path) -> N
     check(backbone, image, originals.run_transformer(project, double(state), image, HEADS, activation))
 
 
-NEWER = [name for name, row in zoo.ZOO.items() if row.hub and not row.paper_row]
+NEWER = [name for name, row in zoo.ZOO.items() if row.hub and not row.paper_row and "timm" in row.layouts]
 
 
 @pytest.mark.parametrize("name", NEWER)
@@ -109,6 +109,34 @@ def test_newer_rows_load_timms_files_strictly_at_their_own_and_at_another_size(n
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match=r"1 missing: blocks\.1\.norm1\.weight"):
         load_weights(backbone, tmp_path / "model.safetensors", row)
+
+
+def test_mlcd_in_the_layout_of_the_transformers_library(tmp_path: Path) -> None:
+    state = random_file("clip", 32)
+    names = {"class_embedding": "embeddings.class_embedding", "conv1.weight": "embeddings.patch_embedding.weight"}
+    names |= {"positional_embedding": "embeddings.position_embedding.weight"}
+    theirs = {"logit_scale": torch.tensor(2.6), "text_model.final_layer_norm.bias": torch.ones(WIDTH)}
+    theirs |= {"visual_projection.weight": state["visual.proj"].T.contiguous()}
+    theirs["vision_model.embeddings.position_ids"] = torch.arange(GRID * GRID + 1)[None]
+    for key, value in state.items():
+        if not key.startswith("visual.") or key == "visual.proj":
+            continue
+        name = key.removeprefix("visual.").replace("ln_pre", "pre_layrnorm").replace("ln_post", "post_layernorm")
+        name = name.replace("transformer.resblocks", "encoder.layers").replace("ln_", "layer_norm")
+        name = name.replace("c_fc", "fc1").replace("c_proj", "fc2").replace("attn.", "self_attn.")
+        parts = {"q": 0, "k": 1, "v": 2} if "in_proj_" in name else {"": 0}
+        for part, chunk in zip(parts, value.chunk(len(parts)), strict=True):
+            renamed = name.replace("in_proj_", f"{part}_proj.")
+            theirs[f"vision_model.{names.get(renamed, renamed)}"] = chunk.contiguous()
+    save_file(theirs, tmp_path / "model.safetensors")
+    backbone = small("mlcd-b32")
+    assert load_weights(backbone, tmp_path / "model.safetensors", zoo.find("mlcd-b32")).layout == "clip-hf"
+    image = picture(GRID * 32)
+    check(backbone, image, originals.run_transformer("clip", double(state), image, HEADS, "quickgelu"))
+    del theirs["vision_model.encoder.layers.0.self_attn.k_proj.bias"]
+    save_file(theirs, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"blocks\.0\.attn\.qkv\.bias"):
+        load_weights(backbone, tmp_path / "model.safetensors", zoo.find("mlcd-b32"))
 
 
 def test_unicom(tmp_path: Path) -> None:

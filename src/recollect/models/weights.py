@@ -93,6 +93,36 @@ def _clip(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
     return tensors, head
 
 
+_HF_LAYER = r"^vision_model\.encoder\.layers\.(\d+)\."
+_HF_CLIP_RULES = [
+    (r"^vision_model\.embeddings\.class_embedding$", "cls_token"),
+    (r"^vision_model\.embeddings\.position_embedding\.weight$", "pos_embed"),
+    (r"^vision_model\.embeddings\.patch_embedding\.", "patch_embed.proj."),
+    (r"^vision_model\.pre_layrnorm\.", "norm_pre."),  # its own spelling
+    (r"^vision_model\.post_layernorm\.", "norm."),
+    (_HF_LAYER + r"self_attn\.([qkv])_proj\.", r"blocks.\1.attn.\2."),
+    (_HF_LAYER + r"self_attn\.out_proj\.", r"blocks.\1.attn.proj."),
+    (_HF_LAYER + r"layer_norm([12])\.", r"blocks.\1.norm\2."),
+    (_HF_LAYER + r"mlp\.", r"blocks.\1.mlp."),
+]
+
+
+def _hf_clip(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
+    text = r"text_model\.|text_projection\.|logit_scale$|.*\.position_ids$"
+    tensors, head = _rename(state, _HF_CLIP_RULES, drop=text, head=r"visual_projection\.")
+    tensors["cls_token"], tensors["pos_embed"] = tensors["cls_token"].reshape(1, 1, -1), tensors["pos_embed"][None]
+    return _with_qkv(tensors, ("q", "k", "v")), head
+
+
+def _with_qkv(tensors: State, names: tuple[str, str, str]) -> State:
+    """Query, key and value of each attention as one matrix."""
+    for key in [key for key in tensors if f".attn.{names[0]}." in key]:
+        parts = [tensors.pop(key.replace(f".{names[0]}.", f".{name}."), None) for name in names]
+        joined = torch.cat([part for part in parts if part is not None])
+        tensors[key.replace(f".{names[0]}.", ".qkv.")] = joined
+    return tensors
+
+
 _BLOCK = r"^encoder\.layers\.(?:encoder_)?layer_(\d+)\."
 _TORCHVISION_VIT_RULES = [
     (r"^class_token$", "cls_token"),
@@ -194,10 +224,8 @@ def _jax_vit(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
         if slash and kind in _JAX_KINDS:
             key, value = f"{name}.{_JAX_KINDS[kind]}", _from_flax(name, kind, value)
         tensors[key] = value
-    for key in [key for key in tensors if ".attn.query." in key]:
-        parts = [tensors.pop(key.replace("query", which), None) for which in ("query", "key", "value")]
-        tensors[key.replace("query", "qkv")] = torch.cat([part for part in parts if part is not None])
-    return tensors, {"head.weight": head["head/kernel"].T} if "head/kernel" in head else {}
+    classifier = {"head.weight": head["head/kernel"].T} if "head/kernel" in head else {}
+    return _with_qkv(tensors, ("query", "key", "value")), classifier
 
 
 def _from_flax(name: str, kind: str, value: Tensor) -> Tensor:
@@ -221,6 +249,7 @@ def _timm(state: Mapping[str, Tensor], backbone: nn.Module) -> Converted:
 
 LAYOUTS = (
     Layout("clip", ("visual.class_embedding",), _clip, "OpenAI-CLIP, OpenCLIP or DiHT"),
+    Layout("clip-hf", ("vision_model.embeddings.class_embedding",), _hf_clip, "a CLIP of the transformers library"),
     Layout("torchvision-vit", ("encoder.pos_embedding",), _torchvision_vit, "SWAG or a torchvision ViT"),
     Layout("dinov2", ("mask_token",), _dinov2, "DINOv2"),
     Layout("unicom", ("feature.0.weight", "pos_embed"), _unicom, "UNICOM"),

@@ -279,6 +279,13 @@ _UNICOM: dict[str, object] = {
     "layouts": ("unicom",),
     "page": "https://github.com/deepglint/unicom",
 }
+_MLCD: dict[str, object] = {
+    "activation": "quickgelu",
+    "normalization": "clip",
+    "layouts": ("clip-hf",),
+    "page": "https://github.com/deepglint/unicom",
+    "pooling": "cls",
+}
 
 _ROWS = (
     _row("lite0-in1k", "EfficientNet-Lite0", "tf_efficientnet_lite0.in1k", 1280, 3_371_008, {},
@@ -353,6 +360,10 @@ _ROWS = (
          **_unicom_file("b16", "c04f324f7c3b4435667236ec6c0eca1cd62f9d64fbfc2d06f8e8e60e6497edef")),
     _row("unicom-l14", "ViT-L/14", "unicom:vit_large_patch14_224", 768, 572_328_448, _UNICOM,
          **_unicom_file("l14", "ff3ab62ff782876460099e6e0ee17b73a7c01109de2fffd595f16f4129404bbd")),
+    _row("mlcd-b32", "ViT-B/32", "vit_base_patch32_clip_quickgelu_224", 768, 87_456_000, _MLCD,
+         hub="DeepGlint-AI/mlcd-vit-base-patch32-224"),
+    _row("mlcd-l14", "ViT-L/14", "vit_large_patch14_clip_quickgelu_336", 1024, 303_507_456, _MLCD,
+         hub="DeepGlint-AI/mlcd-vit-large-patch14-336", size=336, resize=336),
 )  # fmt: skip
 
 ZOO: dict[str, Initialization] = {row.name: row for row in _ROWS}
