@@ -160,7 +160,8 @@ def _weights_file(model: Initialization) -> Path | None:
 def _model_summary(model: Initialization) -> dict[str, Any]:
     """A row of the table as plain values, and the file its weights are in, if it is here."""
     outside = None if model.outside is None else model.outside.as_dict()
-    return {**asdict(replace(model, outside=None)), "outside": outside, "weights": _weights_file(model)}
+    more = {"non_commercial": model.non_commercial, "outside": outside, "weights": _weights_file(model)}
+    return {**asdict(replace(model, outside=None)), **more}
 
 
 def _model_row(model: Initialization) -> tuple[str, ...]:

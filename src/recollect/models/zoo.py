@@ -64,7 +64,6 @@ class Initialization:
         page: where the weights are described.
         head_classes: classes of the classifier its file may carry; another number means a fine-tuned file and is
             refused. 0: the right file has no classifier. None: not checked.
-        non_commercial: whether the licence forbids commercial use.
         size, resize, interpolation, max_side: see ``Preprocessing``; the released code resizes to 256 and crops 224.
         dim, pooling, layer_norm, l2_before_head: the head that the paper uses with it.
     """
@@ -86,7 +85,6 @@ class Initialization:
     sha256: str | None = None
     page: str = ""
     head_classes: int | None = None
-    non_commercial: bool = False
     size: int = 224
     resize: int | None = 256
     interpolation: str = "bilinear"
@@ -107,6 +105,11 @@ class Initialization:
         if self.outside is not None:
             return bool(getattr(self.outside.target, "pretrained", False))
         return self.timm_id is not None
+
+    @property
+    def non_commercial(self) -> bool:
+        """Whether the licence, by its name, forbids commercial use."""
+        return any(part in self.licence.lower() for part in ("-nc", "noncommercial", "amlr"))
 
     @property
     def group(self) -> str:
@@ -161,11 +164,6 @@ _OPEN_CLIP = "https://github.com/mlfoundations/open_clip"
 _META_FILES = "https://dl.fbaipublicfiles.com/"
 
 
-def is_research_only(licence: str) -> bool:
-    """Whether a licence, by its name, forbids commercial use."""
-    return any(part in licence.lower() for part in ("-nc", "noncommercial", "amlr"))
-
-
 def _row(
     name: str, architecture: str, timm_id: str, dim: int, parameters: int, family: dict[str, object], **changes: object
 ) -> Initialization:
@@ -185,7 +183,6 @@ def _row(
         **changes,
     }
     values |= {"timm_id": timm_id, "feature_dim": dim, "parameters": parameters}
-    values["non_commercial"] = is_research_only(str(values["licence"]))
     return Initialization(name, architecture=architecture, **values)  # type: ignore[arg-type]
 
 
@@ -432,7 +429,6 @@ def _from_timm(tag: str) -> Initialization:
     with torch.device("meta"):
         backbone = build_backbone(tag, size)
     constants = (tuple(cfg.mean), tuple(cfg.std))
-    licence = cfg.license or "not stated"
     return Initialization(
         name=f"timm:{tag}",
         paper_row="",
@@ -442,14 +438,13 @@ def _from_timm(tag: str) -> Initialization:
         feature_dim=feature_size(backbone, "native"),
         parameters=sum(parameter.numel() for parameter in backbone.parameters()),
         normalization=next((name for name, values in NORMALIZATIONS.items() if values == constants), constants),
-        licence=licence,
+        licence=cfg.license or "not stated",
         hub=cfg.hf_hub_id,
         hub_file=cfg.hf_hub_filename or "model.safetensors",
         url=cfg.url
         if str(cfg.url).startswith("https://") and str(cfg.url).endswith((".pth", ".safetensors"))
         else None,
         page=f"https://huggingface.co/{cfg.hf_hub_id}" if cfg.hf_hub_id else (cfg.origin_url or ""),
-        non_commercial=is_research_only(licence),
         size=size,
         resize=max(size, int(size / (cfg.crop_pct or 1.0))),
         interpolation=cfg.interpolation if cfg.interpolation in ("bilinear", "bicubic") else "bicubic",
