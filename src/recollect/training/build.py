@@ -1,9 +1,8 @@
 """Builds everything a training needs from a configuration and the objects passed in Python.
 
 ``prepare`` loads the images, resolves ``"auto"`` from them and makes the network; ``plan.py`` and ``head.py`` work on its
-``Setup``. ``build`` then makes loss, batches and optimizer from the final settings, once. This is the only file of the package
-that calls the constructors of models, losses and data. Everything is seeded here, so two processes, or one process twice,
-build the same.
+``Setup``. ``build`` then makes loss, batches and optimizer from the final settings, once (``batches.py``, ``optimizer.py``).
+Everything is seeded here, so two processes, or one process twice, build the same.
 """
 
 from __future__ import annotations
