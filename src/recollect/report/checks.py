@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
 from recollect.common.files import atomic_write
-from recollect.common.text import in_decimals, number_of
+from recollect.common.text import number_of
 from recollect.data import ImageSet
 from recollect.inference.store import content_keys
 from recollect.report.map import FINE, Atlas, SmallPictures, read_small
@@ -499,30 +498,6 @@ def data_section(
         count("Lonely images", len(findings.lonely), "check whether they belong to the set")
     count("Only image of their class", len(findings.singletons), "add images, or remove them: they cannot be scored")
 
-    def picture(
-        image: int, what: str, similarity: float | None = None, trained: ImageSet | None = None
-    ) -> dict[str, Any]:
-        source, pictures = (images, atlas) if trained is None else (trained, training)
-        name = source.class_names[int(source.labels[image])]
-        words = f"{what}: class {name}" + ("" if similarity is None else f", similarity {in_decimals(similarity, 3)}")
-        about = {"class": name, "file": source.names[image], "similarity": similarity, "trained": trained is not None}
-        return about | {"picture": pictures.image(image, words, similarity)}
-
-    def nearest(image: int) -> list[dict[str, Any]]:
-        indices, similarities = neighbours.indices[image, :_NEIGHBOURS], neighbours.similarities[image, :_NEIGHBOURS]
-        pairs = zip(indices.tolist(), similarities.tolist(), strict=True)
-        return [picture(index, f"Neighbour {n}", value) for n, (index, value) in enumerate(pairs, 1)]
-
-    def members(group: Duplicates) -> list[dict[str, Any]]:
-        what = "Training image" if images.split == "train" else "Test image"
-        trained = group.training[:_MEMBERS] if training.at_hand else []
-        return [picture(image, what) for image in group.images[:_MEMBERS]] + [
-            picture(image, "Training image", None, findings.training_images) for image in trained
-        ]
-
-    def lonely(cards: Sequence[Lonely]) -> list[dict[str, Any]]:
-        return [picture(card.image, "Lonely image", card.similarity) for card in cards]
-
     why = "Far from every other image: damaged, of another kind, or of a class that needs more images."
     sections: list[tuple[str, str, str | None, Sequence[object], int]] = [
         ("suspects", "Suspected wrong labels", None, findings.suspects, _SHOWN),
@@ -535,12 +510,13 @@ def data_section(
         of=of,
         images=images,
         findings=findings,
+        neighbours=neighbours,
         atlas=atlas,
+        training=training,
         sections=[section for section in sections if section[3]] if atlas.at_hand else [],
         most=_MORE,
-        nearest=nearest,
-        members=members,
-        lonely=lonely,
+        beside=_NEIGHBOURS,
+        members=_MEMBERS,
         agreeing=AGREEING,
         among=AMONG,
         few=FEW,
