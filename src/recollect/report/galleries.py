@@ -31,11 +31,6 @@ PAIRS = 20
 """Pairs of classes of which the page gives their share of all failures."""
 _LISTED = 500  # pairs in the table: a filter by class finds the failures of nearly every class
 _ROWS = 10  # of them at once
-_MARKS = Markup(
-    "<p>Each row is a query with its results, most similar first; the number is the similarity. "
-    '<span class="mark right-mark">✓</span>with a solid frame: the query&#x27;s class. '
-    '<span class="mark wrong-mark">✗</span>with a dashed frame: another class.</p>'
-)
 
 Twins = Mapping[int, frozenset[int]]
 """For an image, those that are near-duplicates of it, itself included."""
@@ -207,32 +202,22 @@ def gallery_section(
     best_ones, worst_ones = best(primary.evaluation, QUERIES), worst(primary.evaluation)
     groups.append((join("Best queries", of), best_ones, [primary], "No query has a positive in the first place."))
     groups.append((join("Worst queries", of), worst_ones, [primary], "Every query has a positive in the first place."))
-    parts: list[Markup | None] = [_MARKS]
+    sections: list[tuple[Child, Markup]] = []
     for title, queries, rows, otherwise in groups:
         # Rows of several comparisons take pictures from one budget, so only the first pair unfolds.
         most = QUERIES + MORE if len(rows) == 1 or rows[0] is pairs[0][0] else QUERIES
         show = partial(rows_of_results, models=rows, images=images, atlas=atlas, twins=twins)
         content = unfolding(queries, QUERIES, most, show) if queries else element("p", otherwise)
-        parts += [element("h3", title), content]
-    return join(*parts, _by_class(primary, images, atlas, twins))
-
-
-def _by_class(primary: ModelResult, images: ReportImages, atlas: Atlas, twins: Twins) -> Markup | None:
-    """The worst query of each class, lowest classes first."""
+        sections.append((title, content))
+    # The worst query of each class, lowest classes first.
     first = np.nan_to_num(primary.evaluation.values("first_rank"), nan=0.0)
     means = primary.evaluation.class_means("r@1")
     order = sorted(means, key=lambda label: (means[label], images.class_names[label]))[:_BY_CLASS]
-    queries = [
+    lowest = [
         int(members[np.argmax(first[members])]) for c in order if len(members := np.flatnonzero(images.labels == c))
     ]
-    if len(queries) < 2:
-        return None
-    part = f"the {len(queries)} lowest of {len(means):,} classes" if len(means) > len(queries) else "every class"
-    rows = rows_of_results(queries, [primary], images, atlas, twins)
-    return join(
-        element("h3", "Class by class"),
-        element("details", element("summary", f"The worst query of {part}"), rows, class_="more"),
-    )
+    by_class = rows_of_results(lowest, [primary], images, atlas, twins) if len(lowest) > 1 else None
+    return render("galleries.html", sections=sections, by_class=by_class, shown=len(lowest), classes=len(means))
 
 
 def _has_other_label(query: int, images: ReportImages, twins: Twins) -> bool:
