@@ -105,12 +105,12 @@ class ClassBalancedSampler:
     ) -> None:
         check_choice("policy", policy, POLICIES)
         check_choice("small_classes", small_classes, SMALL_CLASSES)
-        numbers = {
-            "batch_size": batch_size,
-            "samples_per_class": samples_per_class,
-            "batches_per_epoch": batches_per_epoch,
-        }
-        for name, number, least in (*((name, number, 1) for name, number in numbers.items()), ("seed", seed, 0)):
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self.batch_size, self.samples_per_class = batch_size, samples_per_class
+        self.policy, self.small_classes = policy, small_classes
+        self.seed, self.batches_per_epoch = seed, batches_per_epoch
+        for name, least in (("batch_size", 1), ("samples_per_class", 1), ("batches_per_epoch", 1), ("seed", 0)):
+            number = getattr(self, name)
             if number is not None and number < least:
                 raise ConfigError(f"{name} is {number}: it must be at least {least}.")
         if batch_size % samples_per_class:
@@ -119,10 +119,6 @@ class ClassBalancedSampler:
             raise ConfigError(
                 f"batch_size {batch_size} is not a multiple of samples_per_class {samples_per_class}: use {near}."
             )
-        self.labels = np.asarray(labels, dtype=np.int64)
-        self.batch_size, self.samples_per_class = batch_size, samples_per_class
-        self.policy, self.small_classes = policy, small_classes
-        self.seed, self.batches_per_epoch = seed, batches_per_epoch
 
         # Images in order of class; class c of the usable ones has _order[_start[c] : _start[c] + _size[c]].
         self._order = np.argsort(self.labels, kind="stable").astype(np.int64)
@@ -259,12 +255,6 @@ class ClassBalancedSampler:
 
     def _identity(self) -> dict[str, Any]:
         """The values that must be equal for two samplers to yield the same batches."""
-        return {
-            "policy": self.policy,
-            "batch_size": self.batch_size,
-            "samples_per_class": self.samples_per_class,
-            "small_classes": self.small_classes,
-            "seed": self.seed,
-            "batches_per_epoch": self.batches_per_epoch,
-            "labels": hashlib.sha256(self.labels.astype("<i8").tobytes()).hexdigest()[:16],
-        }
+        names = ("policy", "batch_size", "samples_per_class", "small_classes", "seed", "batches_per_epoch")
+        labels = hashlib.sha256(self.labels.astype("<i8").tobytes()).hexdigest()[:16]
+        return {**{name: getattr(self, name) for name in names}, "labels": labels}
