@@ -115,6 +115,7 @@ def _environment(markdown: bool) -> Environment:
         "decimals": in_decimals,
         "digest": _digest,
         "json": listed,
+        "plain": lambda child: html.unescape(re.sub(r"<[^>]*>", "", join(child))),
         "words": join,
     }
     return environment
