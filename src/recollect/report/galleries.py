@@ -213,9 +213,7 @@ def gallery_section(
     first = np.nan_to_num(primary.evaluation.values("first_rank"), nan=0.0)
     means = primary.evaluation.class_means("r@1")
     order = sorted(means, key=lambda label: (means[label], images.class_names[label]))[:_BY_CLASS]
-    lowest = [
-        int(members[np.argmax(first[members])]) for c in order if len(members := np.flatnonzero(images.labels == c))
-    ]
+    lowest = [max(np.flatnonzero(images.labels == label).tolist(), key=first.__getitem__) for label in order]
     by_class = rows_of_results(lowest, [primary], images, atlas, twins) if len(lowest) > 1 else None
     return render("galleries.html", sections=sections, by_class=by_class, shown=len(lowest), classes=len(means))
 
