@@ -386,13 +386,7 @@ def curves(runs: Sequence[Run]) -> Markup:
         parts.append(
             line_chart(lines, title=title, x_label="step", y_label="r@k", percent=True, from_zero=True, caption=caption)
         )
-    if not any(run.steps for run in runs):
-        return element("p", "No curves: no step was taken.", class_="note")
-    if not any(run.evaluations for run in runs):
-        options = [element("code", option) for option in ("--validation random", "--watch-test")]
-        without = "No r@k curve: nothing was evaluated during training. Validation classes ("
-        parts.append(element("p", without, options[0], ") or ", options[1], " give one.", class_="note"))
-    return element("div", parts, class_="charts")
+    return render("curves.html", charts=parts, runs=runs)
 
 
 def _column(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:

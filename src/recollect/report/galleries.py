@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from recollect.data.image_set import Indices
 from recollect.evaluation import Evaluation
 from recollect.report.map import Atlas
-from recollect.report.markup import Child, Markup, breakable, element, join, name_of, render, table, unfolding
+from recollect.report.markup import Child, Markup, element, join, name_of, render, unfolding
 from recollect.report.results import Labels, ModelResult, ReportImages
 from recollect.search.exact import Neighbours, nearest
 
@@ -115,20 +115,6 @@ def failures_section(
     """
     if not confusions:
         return element("p", "Every query with a positive has one in the first place: no classes are confused.")
-    names = images.class_names
-
-    def grid(pairs: Sequence[Confusion]) -> Markup:
-        rows: list[list[Child]] = [
-            [
-                breakable(names[pair.query_class]),
-                breakable(names[pair.result_class]),
-                f"{pair.times:,} of {pair.queries:,}",
-                f"{100 * pair.times / pair.queries:.0f} %",
-            ]
-            for pair in pairs
-        ]
-        head, caption = ["class", "is taken for", "queries", "share"], "Classes that are confused most"
-        return element("div", table(head, rows, caption=caption, numbers=False), class_="by-class")
 
     def examples(pairs: Sequence[Confusion]) -> Markup:
         return rows_of_results([pair.example for pair in pairs], [primary], images, atlas, twins, pairs)
@@ -141,8 +127,9 @@ def failures_section(
         queries=primary.evaluation.counted,
         most=PAIRS,
         copies=sum(first[query] == 0 and _has_other_label(query, images, twins) for query in twins),
-        tables=unfolding(confusions, _ROWS, _LISTED, grid, "more pairs of classes"),
-        rarer=len(confusions) - _LISTED,
+        names=images.class_names,
+        rows=_ROWS,
+        listed=_LISTED,
         examples=unfolding(confusions, QUERIES, QUERIES + MORE, examples, "more examples") if atlas.at_hand else None,
     )
 

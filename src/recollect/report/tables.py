@@ -277,12 +277,9 @@ def settings(runs: Sequence[Run]) -> Markup:
         if len({values.get(key) for values in flat}) > 1
     ]
     head = ["setting", *(name_of(run.name) for run in runs)]
-    parts = [table(head, rows, caption="Settings that differ", numbers=False)]
-    for run in runs:
-        facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
-        texts = [("settings", _yaml(run.settings))] + ([("circumstances", _yaml(facts))] if facts else [])
-        parts.append(render("settings.html", name=run.name, texts=texts))
-    return join(*parts)
+    different = table(head, rows, caption="Settings that differ", numbers=False)
+    facts = [{key: run.manifest[key] for key in _FACTS if key in run.manifest} for run in runs]
+    return render("settings.html", different=different, runs=list(zip(runs, facts, strict=True)), yaml=_yaml)
 
 
 def _yaml(values: Mapping[str, Any]) -> str:
