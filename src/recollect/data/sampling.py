@@ -18,9 +18,6 @@ from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.text import check_choice
 from recollect.data.image_set import Indices
 
-POLICIES = ("paper", "epoch")
-SMALL_CLASSES = ("drop", "repeat")
-
 
 def shard(batch: Indices, rank: int, world_size: int, group: int = 1) -> Indices:
     """The contiguous slice of ``batch`` that process ``rank`` of ``world_size`` works on.
@@ -103,8 +100,8 @@ class ClassBalancedSampler:
         seed: int = 0,
         batches_per_epoch: int | None = None,
     ) -> None:
-        check_choice("policy", policy, POLICIES)
-        check_choice("small_classes", small_classes, SMALL_CLASSES)
+        check_choice("policy", policy, ("paper", "epoch"))
+        check_choice("small_classes", small_classes, ("drop", "repeat"))
         self.labels = np.asarray(labels, dtype=np.int64)
         self.batch_size, self.samples_per_class = batch_size, samples_per_class
         self.policy, self.small_classes = policy, small_classes
@@ -123,10 +120,21 @@ class ClassBalancedSampler:
         # Images in order of class; class c of the usable ones has _order[_start[c] : _start[c] + _size[c]].
         self._order = np.argsort(self.labels, kind="stable").astype(np.int64)
         _, first, sizes = np.unique(self.labels[self._order], return_index=True, return_counts=True)
-        usable = sizes >= samples_per_class if small_classes == "drop" else sizes >= 1
-        self._num_classes = len(sizes)
-        self._start, self._size = first[usable].astype(np.int64), sizes[usable].astype(np.int64)
-        self._check_batch_fits()
+        large = sizes >= samples_per_class if small_classes == "drop" else sizes >= 1
+        self._start, self._size = first[large].astype(np.int64), sizes[large].astype(np.int64)
+        m, usable = samples_per_class, len(self._size)
+        if usable == 0:
+            raise DataError(
+                f"none of {len(sizes)} classes has {m} images or more, so there is nothing to sample from "
+                f"{len(self.labels)} images. Lower samples_per_class, or set small_classes to 'repeat'."
+            )
+        if self.batch_size > usable * m:
+            hint = "" if self.small_classes == "repeat" else ", or set small_classes to 'repeat'"
+            raise ConfigError(
+                f"a batch of {self.batch_size} needs {self.batch_size // m} classes with {m} images each, but "
+                f"{usable} of {len(sizes)} classes can be used: the largest possible batch_size is "
+                f"{usable * m}. Lower it{hint}."
+            )
 
         self._epoch = 0
         self._position = 0  # batches of this epoch already yielded
@@ -197,21 +205,6 @@ class ClassBalancedSampler:
                 )
         self._epoch = int(state["epoch"])
         self._position = self._resume_at = int(state["batch"])
-
-    def _check_batch_fits(self) -> None:
-        m, usable = self.samples_per_class, len(self._size)
-        if usable == 0:
-            raise DataError(
-                f"none of {self._num_classes} classes has {m} images or more, so there is nothing to sample from "
-                f"{len(self.labels)} images. Lower samples_per_class, or set small_classes to 'repeat'."
-            )
-        if self.batch_size > usable * m:
-            hint = "" if self.small_classes == "repeat" else ", or set small_classes to 'repeat'"
-            raise ConfigError(
-                f"a batch of {self.batch_size} needs {self.batch_size // m} classes with {m} images each, but "
-                f"{usable} of {self._num_classes} classes can be used: the largest possible batch_size is "
-                f"{usable * m}. Lower it{hint}."
-            )
 
     def _length(self, epoch: int) -> int:
         if self.policy == "epoch":
