@@ -140,9 +140,7 @@ def write_comparison(comparison: LossComparison) -> None:
         chart=chart,
         metrics={**{name: name for name in others}, **({"map@r": "mAP@R"} if "map@r" in names else {})},
         failures=[f"{result.cell.label}, {why}" for result in comparison.results for why in result.failures],
-        smaller_batches="".join(
-            f" Rate and steps were found at batch {a:,} and used at {b:,}." for a, b in sorted(batches)
-        ),
+        batches=sorted(batches),
         spent=sum((r.processor_seconds or 0) * len(r.by_seed) + (r.searched_seconds or 0) for r in comparison.results),
     )
     sections = [("results", "Results"), ("pairs", "Each pair"), ("how", "How it was measured")]
