@@ -226,22 +226,18 @@ def rows_of_results(
     """
     own = np.array(queries, np.int64)
     top = min(TOP, len(images.names) - 1)
-    ranks = [model.evaluation.values("first_rank")[own] for model in models]
-    answers = [
-        in_rank_order(nearest(model.vectors[own], model.vectors, top, own=own), own, images.labels, first)
-        for model, first in zip(models, ranks, strict=True)
-    ]
-
-    blocks = []
-    for place, query in enumerate(queries):
-        rows = [
-            (
-                model.name,
-                first[place],
-                zip(answer.indices[place].tolist(), answer.similarities[place].tolist(), strict=True),
-            )
-            for model, answer, first in zip(models, answers, ranks, strict=True)
-        ]
-        copied = _has_other_label(query, images, twins)
-        blocks.append((query, confusions[place] if confusions else None, copied, twins.get(query, ()), rows))
-    return render("gallery.html", queries=blocks, images=images, atlas=atlas)
+    answers = []
+    for model in models:
+        ranks = model.evaluation.values("first_rank")[own]
+        found = nearest(model.vectors[own], model.vectors, top, own=own)
+        answers.append((model.name, ranks, in_rank_order(found, own, images.labels, ranks)))
+    return render(
+        "gallery.html",
+        queries=queries,
+        confusions=confusions,
+        answers=answers,
+        images=images,
+        atlas=atlas,
+        twins=twins,
+        has_other_label=_has_other_label,
+    )
