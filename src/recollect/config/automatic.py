@@ -104,7 +104,9 @@ def resolve_auto(
         choose("data", "augmentation", *_augmentation(config, frozen))
     if config.batch.size == "auto":
         choose("batch", "size", *_batch_size(config, images, device, frozen))
-    if few and config.model.freeze == "pooling" and _length_is_open(config):
+    # A user who set the learning rate or the length wants training.
+    is_open = config.optimizer.lr == "auto" and config.run.epochs == "auto" and config.run.steps is None
+    if few and config.model.freeze == "pooling" and is_open:
         choose("run", "steps", 0, no_step_for_few(few))
     if config.optimizer.lr == "auto":
         rate, reason = _learning_rate(frozen, pretrained)
@@ -214,11 +216,6 @@ def no_step_for_few(few: str) -> str:
     the steps lost 1 point of mAP@R after the closed form. Only unseen classes could have told.
     """
     return f"{few}, and steps on so few classes rather lose than gain on unseen ones; set --steps to train anyway"
-
-
-def _length_is_open(config: Config) -> bool:
-    """Whether neither learning rate nor length was set: a user who set one of them wants training."""
-    return config.optimizer.lr == "auto" and config.run.epochs == "auto" and config.run.steps is None
 
 
 def _augmentation(config: Config, frozen: bool) -> tuple[str, str]:

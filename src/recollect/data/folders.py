@@ -143,8 +143,9 @@ def find_parts(root: Path, *, instead: str = _IN_A_TABLE) -> dict[str, str]:
     first = {part: same[0] for part, same in by_split.items()}
     if len(by_split) > 1 and "train" in by_split:
         return first
-    # A split without a training split next to it: treating it as a class would be silently wrong.
-    splits = [folder for folder in named if _holds_classes(root / folder)]
+    # A split contains folders and no images. Without a training split next to it, treating it as a class would be silently
+    # wrong.
+    splits = [folder for folder in named if not _has_images(root / folder) and _folders(root / folder)]
     if splits and named == folders:
         return first
     if splits:
@@ -154,11 +155,6 @@ def find_parts(root: Path, *, instead: str = _IN_A_TABLE) -> dict[str, str]:
             f"{instead}."
         )
     return {}
-
-
-def _holds_classes(folder: Path) -> bool:
-    """Whether a folder contains folders and no images, as a split does."""
-    return not _has_images(folder) and any(map(is_folder, visible_entries(folder)))
 
 
 def part_to_use(split: str, parts: Collection[str]) -> str:

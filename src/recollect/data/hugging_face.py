@@ -5,7 +5,7 @@ Any object that gives rows by number and columns by name works.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +106,6 @@ def _labels(dataset: Any, column: str) -> tuple[NDArray[np.int64], list[str]]:
     missing = next((row for row, value in enumerate(values) if value is None or value == -1), None)
     if missing is not None:
         raise DataError(f"row {missing} has no {column}: filter such rows out, or choose another column.")
-    named: Callable[[Any], str] = str
-    feature = (getattr(dataset, "features", None) or {}).get(column)
-    if isinstance(names := getattr(feature, "names", None), list | tuple):
-        named = names.__getitem__
+    names = getattr((getattr(dataset, "features", None) or {}).get(column), "names", None)
     keys, labels = np.unique(np.asarray(values), return_inverse=True)
-    return labels.astype(np.int64), [str(named(key)) for key in keys.tolist()]
+    return labels.astype(np.int64), [str(key if names is None else names[key]) for key in keys.tolist()]

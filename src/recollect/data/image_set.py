@@ -300,7 +300,6 @@ def _merged(first: _Labelled, second: _Labelled) -> _Labelled:
 
 # Splits by class: retrieval is tested on unseen classes, so validation must use unseen classes too. ----------------------
 
-MODES = ("paper", "random")
 _DRAWS = 64
 
 
@@ -358,7 +357,7 @@ def class_disjoint_split(images: ImageSet, mode: str = "paper", seed: int = 0) -
         >>> [list(part.class_names) for part in class_disjoint_split(images)]
         [['w', 'x'], ['y', 'z']]
     """
-    check_choice("split mode", mode, MODES)
+    check_choice("split mode", mode, ("paper", "random"))
     classes = np.unique(images.labels)
     if len(classes) < 2:
         raise InputError(f"{images.name}: 1 class is too few to split into 2 parts.")

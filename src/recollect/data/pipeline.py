@@ -52,9 +52,6 @@ from recollect.data.transforms import FromTorchvision, Pixels, Transform, Unifor
 if sys.platform != "win32":
     import fcntl
 
-CACHES = ("none", "ram", "disk")
-WORKER_TYPES = ("auto", "threads", "processes")
-
 _CHUNK = 16  # images per task: small enough for an even load, large enough that scheduling costs nothing
 _THREADS = 4  # one loads up to 500 photos per second, and the lock allows some 2,000
 _MANY_IMAGES = 1000  # fewer are read before processes have started
@@ -120,9 +117,9 @@ class Pipeline:
         worker_type: str = "auto",
         cache_size: int | None = None,
     ) -> None:
-        check_choice("cache", cache, CACHES)
+        check_choice("cache", cache, ("none", "ram", "disk"))
         check_choice("on_bad_image", on_bad_image, ON_BAD_IMAGE)
-        check_choice("worker_type", worker_type, WORKER_TYPES)
+        check_choice("worker_type", worker_type, ("auto", "threads", "processes"))
         if cache_size is not None and transform.size is None:
             raise ConfigError(
                 "cache_size is for crops: images that keep their aspect ratio are cached as they are shrunk."

@@ -279,11 +279,7 @@ def make_set(
     if not names:
         raise source.layout_error(f"the list of the split {split!r} below {root} is empty.")
     keys, labels = np.unique(np.asarray(classes), return_inverse=True)
-    group_names: list[str] = []
-    groups = None
-    if coarse is not None:
-        named, groups = np.unique([coarse[key] for key in keys.tolist()], return_inverse=True)
-        group_names = [str(name) for name in named]
+    kinds, kind = np.unique(["" if coarse is None else coarse[key] for key in keys.tolist()], return_inverse=True)
     return ImageSet(
         source.name,
         names,
@@ -292,8 +288,8 @@ def make_set(
         root=root,
         split=split,
         boxes=boxes,
-        coarse_labels=groups[labels] if groups is not None else None,
-        coarse_names=group_names,
+        coarse_labels=None if coarse is None else kind[labels],
+        coarse_names=[] if coarse is None else kinds.tolist(),
         facts=facts or {},
     )
 

@@ -18,9 +18,6 @@ from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.common.text import check_choice
 from recollect.data.image_set import Indices
 
-POLICIES = ("paper", "epoch")
-SMALL_CLASSES = ("drop", "repeat")
-
 
 def shard(batch: Indices, rank: int, world_size: int, group: int = 1) -> Indices:
     """The contiguous slice of ``batch`` that process ``rank`` of ``world_size`` works on.
@@ -103,14 +100,14 @@ class ClassBalancedSampler:
         seed: int = 0,
         batches_per_epoch: int | None = None,
     ) -> None:
-        check_choice("policy", policy, POLICIES)
-        check_choice("small_classes", small_classes, SMALL_CLASSES)
-        numbers = {
-            "batch_size": batch_size,
-            "samples_per_class": samples_per_class,
-            "batches_per_epoch": batches_per_epoch,
-        }
-        for name, number, least in (*((name, number, 1) for name, number in numbers.items()), ("seed", seed, 0)):
+        check_choice("policy", policy, ("paper", "epoch"))
+        check_choice("small_classes", small_classes, ("drop", "repeat"))
+        self.labels = np.asarray(labels, dtype=np.int64)
+        self.batch_size, self.samples_per_class = batch_size, samples_per_class
+        self.policy, self.small_classes = policy, small_classes
+        self.seed, self.batches_per_epoch = seed, batches_per_epoch
+        for name, least in (("batch_size", 1), ("samples_per_class", 1), ("batches_per_epoch", 1), ("seed", 0)):
+            number = getattr(self, name)
             if number is not None and number < least:
                 raise ConfigError(f"{name} is {number}: it must be at least {least}.")
         if batch_size % samples_per_class:
@@ -119,18 +116,25 @@ class ClassBalancedSampler:
             raise ConfigError(
                 f"batch_size {batch_size} is not a multiple of samples_per_class {samples_per_class}: use {near}."
             )
-        self.labels = np.asarray(labels, dtype=np.int64)
-        self.batch_size, self.samples_per_class = batch_size, samples_per_class
-        self.policy, self.small_classes = policy, small_classes
-        self.seed, self.batches_per_epoch = seed, batches_per_epoch
 
         # Images in order of class; class c of the usable ones has _order[_start[c] : _start[c] + _size[c]].
         self._order = np.argsort(self.labels, kind="stable").astype(np.int64)
         _, first, sizes = np.unique(self.labels[self._order], return_index=True, return_counts=True)
-        usable = sizes >= samples_per_class if small_classes == "drop" else sizes >= 1
-        self._num_classes = len(sizes)
-        self._start, self._size = first[usable].astype(np.int64), sizes[usable].astype(np.int64)
-        self._check_batch_fits()
+        large = sizes >= samples_per_class if small_classes == "drop" else sizes >= 1
+        self._start, self._size = first[large].astype(np.int64), sizes[large].astype(np.int64)
+        m, usable = samples_per_class, len(self._size)
+        if usable == 0:
+            raise DataError(
+                f"none of {len(sizes)} classes has {m} images or more, so there is nothing to sample from "
+                f"{len(self.labels)} images. Lower samples_per_class, or set small_classes to 'repeat'."
+            )
+        if self.batch_size > usable * m:
+            hint = "" if self.small_classes == "repeat" else ", or set small_classes to 'repeat'"
+            raise ConfigError(
+                f"a batch of {self.batch_size} needs {self.batch_size // m} classes with {m} images each, but "
+                f"{usable} of {len(sizes)} classes can be used: the largest possible batch_size is "
+                f"{usable * m}. Lower it{hint}."
+            )
 
         self._epoch = 0
         self._position = 0  # batches of this epoch already yielded
@@ -202,21 +206,6 @@ class ClassBalancedSampler:
         self._epoch = int(state["epoch"])
         self._position = self._resume_at = int(state["batch"])
 
-    def _check_batch_fits(self) -> None:
-        m, usable = self.samples_per_class, len(self._size)
-        if usable == 0:
-            raise DataError(
-                f"none of {self._num_classes} classes has {m} images or more, so there is nothing to sample from "
-                f"{len(self.labels)} images. Lower samples_per_class, or set small_classes to 'repeat'."
-            )
-        if self.batch_size > usable * m:
-            hint = "" if self.small_classes == "repeat" else ", or set small_classes to 'repeat'"
-            raise ConfigError(
-                f"a batch of {self.batch_size} needs {self.batch_size // m} classes with {m} images each, but "
-                f"{usable} of {self._num_classes} classes can be used: the largest possible batch_size is "
-                f"{usable * m}. Lower it{hint}."
-            )
-
     def _length(self, epoch: int) -> int:
         if self.policy == "epoch":
             return len(self._plan(epoch))
@@ -259,12 +248,6 @@ class ClassBalancedSampler:
 
     def _identity(self) -> dict[str, Any]:
         """The values that must be equal for two samplers to yield the same batches."""
-        return {
-            "policy": self.policy,
-            "batch_size": self.batch_size,
-            "samples_per_class": self.samples_per_class,
-            "small_classes": self.small_classes,
-            "seed": self.seed,
-            "batches_per_epoch": self.batches_per_epoch,
-            "labels": hashlib.sha256(self.labels.astype("<i8").tobytes()).hexdigest()[:16],
-        }
+        names = ("policy", "batch_size", "samples_per_class", "small_classes", "seed", "batches_per_epoch")
+        labels = hashlib.sha256(self.labels.astype("<i8").tobytes()).hexdigest()[:16]
+        return {**{name: getattr(self, name) for name in names}, "labels": labels}

@@ -132,8 +132,6 @@ class Transform:
         raise NotImplementedError
 
 
-KERNELS = ("torch", "pil")
-
 _ATTEMPTS = 10  # torchvision's RandomResizedCrop gives up after this many and takes a central crop
 
 
@@ -159,7 +157,7 @@ class RandomResizedCrop(Transform):
 
     def __post_init__(self) -> None:
         check_choice("interpolation", self.interpolation, INTERPOLATIONS)
-        check_choice("kernel", self.kernel, KERNELS)
+        check_choice("kernel", self.kernel, ("torch", "pil"))
         if self.kernel == "torch" and self.interpolation == "lanczos":
             raise ConfigError("the torch kernel cannot resize with lanczos: set kernel to 'pil'.")
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):

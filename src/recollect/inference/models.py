@@ -10,7 +10,6 @@ the Python API. ``training/run.py`` writes what ``RunFiles`` reads.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import warnings
@@ -110,11 +109,6 @@ class RunFiles:
         if wrong := [group for group in _MANIFEST_GROUPS if not isinstance(content.get(group, {}), dict)]:
             raise DataError(f"{self.manifest_file}: {wrong[0]} is not what recollect writes. Restore a complete copy.")
         return content
-
-    @property
-    def finished(self) -> bool:
-        """Whether training finished."""
-        return isinstance(self.read_manifest().get("outcome"), Mapping)
 
 
 def refuse_moved(data: DataConfig) -> None:
@@ -255,7 +249,7 @@ def open_model(
     else:
         loaded = _open_initialisation(model, weights, download, recipe)
     if dim is not None:
-        loaded = dataclasses.replace(loaded, embedder=loaded.embedder.shortened(dim))
+        loaded = replace(loaded, embedder=loaded.embedder.shortened(dim))
     if device is not None:
         loaded.embedder.to(device)
     loaded.embedder.precision = usable_precision(precision or "fp32", loaded.embedder.device)
@@ -296,7 +290,7 @@ def _open_checkpoint(run: RunFiles) -> LoadedModel:
             f"{path}: the run has neither a model nor a checkpoint yet. Resume it with recollect train --resume {path}."
         )
     # Without its pre-trained weights, which the checkpoint replaces anyway and which may be missing.
-    embedder = make_embedder(dataclasses.replace(config.model, weights="none"), config.run.seed)
+    embedder = make_embedder(replace(config.model, weights="none"), config.run.seed)
     content = read_checkpoint(run.last)
     if config.model.lora is not None:
         add_lora(embedder.backbone, config.model.lora)

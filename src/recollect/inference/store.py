@@ -228,13 +228,11 @@ def set_digest(images: ImageSet, keys: Keys) -> str:
 
 def _item_digests(images: ImageSet) -> list[bytes | None]:
     """Digests of images without a file, such as arrays or rows of a Hugging Face data set."""
-    digests: list[bytes | None] = []
+    digests: list[bytes | None] = [None] * len(images)
     with ProgressLine("reading images", len(images), quiet=None if len(images) >= _MANY else True) as line:
         for place in range(len(images)):
-            try:
-                digests.append(images.digest(place))
-            except ImageError:
-                digests.append(None)
+            with contextlib.suppress(ImageError):
+                digests[place] = images.digest(place)
             line.advance()
     return digests
 

@@ -200,10 +200,8 @@ def refuse_foreign_images(run: Path, record: TrainedOn, images: ImageSet) -> str
     Raises:
         ConfigError: all of them are missing.
     """
-    missing, of = (
-        int((~_contained(record.keys, content_keys(images))).sum()),
-        f"the {len(record.keys):,} training images",
-    )
+    missing = int((~_contained(record.keys, content_keys(images))).sum())
+    of = f"the {len(record.keys):,} training images"
     if missing and missing == len(record.keys):
         raise ConfigError(
             f"{images.root or images.name} contains none of {of} of {run}, whose settings and length were found on them. "

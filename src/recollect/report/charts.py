@@ -134,7 +134,8 @@ def scatter_chart(
         x, y = frame.x(p.x), frame.y(p.y)
         hint = element("title", f"{p.name}: {frame.text(p.y)} at {p.x:.3g}")
         if p.marked:
-            shapes.append(element("path", hint, d=_diamond(x, y, 7.5), class_="dot dot-2"))
+            diamond = _path([(x, y - 7.5), (x + 7.5, y), (x, y + 7.5), (x - 7.5, y)])
+            shapes.append(element("path", hint, d=f"{diamond}Z", class_="dot dot-2"))
         else:
             shape = {"cx": round(x, 1), "cy": round(y, 1), "r": 4, "fill_opacity": 0.6}
             shapes.append(element("circle", hint, class_="dot dot-1", **shape))
@@ -345,10 +346,6 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
-def _diamond(x: float, y: float, size: float) -> str:
-    return _path([(x, y - size), (x + size, y), (x, y + size), (x - size, y)]) + "Z"
-
-
 def _figure(
     look: str,
     title: str,
@@ -389,13 +386,7 @@ def curves(runs: Sequence[Run]) -> Markup:
         parts.append(
             line_chart(lines, title=title, x_label="step", y_label="r@k", percent=True, from_zero=True, caption=caption)
         )
-    if not any(run.steps for run in runs):
-        return element("p", "No curves: no step was taken.", class_="note")
-    if not any(run.evaluations for run in runs):
-        options = [element("code", option) for option in ("--validation random", "--watch-test")]
-        without = "No r@k curve: nothing was evaluated during training. Validation classes ("
-        parts.append(element("p", without, options[0], ") or ", options[1], " give one.", class_="note"))
-    return element("div", parts, class_="charts")
+    return render("curves.html", charts=parts, runs=runs)
 
 
 def _column(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +25,10 @@ from numpy.typing import NDArray
 
 from recollect.common.console import ProgressLine
 from recollect.common.files import atomic_write
-from recollect.common.text import in_decimals, number_of
 from recollect.data import ImageSet
 from recollect.inference.store import content_keys
 from recollect.report.map import FINE, Atlas, SmallPictures, read_small
-from recollect.report.markup import Child, Markup, render, table
+from recollect.report.markup import Markup, render
 from recollect.report.results import Labels, ReportImages
 from recollect.search.duplicates import close_pairs, groups_of, join_pairs
 from recollect.search.exact import Neighbours, nearest_unchecked
@@ -481,48 +479,6 @@ def data_section(
     ``of``: the run whose vectors were checked, if there are several.
     """
     groups = {kind: [group for group in findings.duplicates if group.kind == kind] for kind in KINDS}
-    rows: list[list[Child]] = []
-
-    def count(what: str, number: int, advice: str, unit: str | None = None) -> None:
-        words = f"{number:,}" if unit is None else number_of(number, unit)
-        rows.append([what, words, advice if number else "nothing"])
-
-    count("Suspected wrong labels", len(findings.suspects), "check the label of each")
-    if findings.copies:
-        count("Test images that were trained on", len(findings.copies), _WORDS[KINDS[0]][1])
-    looked_for = KINDS if findings.compared_training else KINDS[1:]
-    for kind in looked_for if findings.compared else ():
-        count(f"Near-duplicates {kind}", len(groups[kind]), _WORDS[kind][1], "group")
-    if findings.lonely is None:
-        rows.append(["Lonely images", "not judged", "nothing: the similarities of these vectors vary too much"])
-    else:
-        count("Lonely images", len(findings.lonely), "check whether they belong to the set")
-    count("Only image of their class", len(findings.singletons), "add images, or remove them: they cannot be scored")
-
-    def picture(
-        image: int, what: str, similarity: float | None = None, trained: ImageSet | None = None
-    ) -> dict[str, Any]:
-        source, pictures = (images, atlas) if trained is None else (trained, training)
-        name = source.class_names[int(source.labels[image])]
-        words = f"{what}: class {name}" + ("" if similarity is None else f", similarity {in_decimals(similarity, 3)}")
-        about = {"class": name, "file": source.names[image], "similarity": similarity, "trained": trained is not None}
-        return about | {"picture": pictures.image(image, words, similarity)}
-
-    def nearest(image: int) -> list[dict[str, Any]]:
-        indices, similarities = neighbours.indices[image, :_NEIGHBOURS], neighbours.similarities[image, :_NEIGHBOURS]
-        pairs = zip(indices.tolist(), similarities.tolist(), strict=True)
-        return [picture(index, f"Neighbour {n}", value) for n, (index, value) in enumerate(pairs, 1)]
-
-    def members(group: Duplicates) -> list[dict[str, Any]]:
-        what = "Training image" if images.split == "train" else "Test image"
-        trained = group.training[:_MEMBERS] if training.at_hand else []
-        return [picture(image, what) for image in group.images[:_MEMBERS]] + [
-            picture(image, "Training image", None, findings.training_images) for image in trained
-        ]
-
-    def lonely(cards: Sequence[Lonely]) -> list[dict[str, Any]]:
-        return [picture(card.image, "Lonely image", card.similarity) for card in cards]
-
     why = "Far from every other image: damaged, of another kind, or of a class that needs more images."
     sections: list[tuple[str, str, str | None, Sequence[object], int]] = [
         ("suspects", "Suspected wrong labels", None, findings.suspects, _SHOWN),
@@ -531,16 +487,18 @@ def data_section(
     ]
     return render(
         "checks.html",
-        counts=table(["finding", "found", "what to do"], rows, caption="What to check", numbers=False),
+        duplicates=groups,
+        advice=_WORDS,
         of=of,
         images=images,
         findings=findings,
+        neighbours=neighbours,
         atlas=atlas,
+        training=training,
         sections=[section for section in sections if section[3]] if atlas.at_hand else [],
         most=_MORE,
-        nearest=nearest,
-        members=members,
-        lonely=lonely,
+        beside=_NEIGHBOURS,
+        members=_MEMBERS,
         agreeing=AGREEING,
         among=AMONG,
         few=FEW,
@@ -563,7 +521,7 @@ def write_findings(path: Path, findings: Findings, images: ReportImages) -> None
         file.write(text.getvalue().encode("utf-8-sig", "backslashreplace"))
 
 
-def _rows(findings: Findings, images: ReportImages) -> list[tuple[str, ...]]:
+def _rows(findings: Findings, images: ReportImages) -> Iterator[tuple[str, ...]]:
     part = "train" if images.split == "train" else "test"
 
     def tested(image: int) -> tuple[str, ...]:
@@ -575,22 +533,20 @@ def _rows(findings: Findings, images: ReportImages) -> list[tuple[str, ...]]:
             return "train", "", ""
         return "train", training.names[image], training.class_names[int(training.labels[image])]
 
-    rows: list[tuple[str, ...]] = []
     for one in findings.suspects:
         nearest = (images.names[one.nearest], images.class_names[one.suggested])
-        rows.append(("suspected label", "", *tested(one.image), *nearest, f"{one.similarity:.4f}", "check the label"))
+        yield "suspected label", "", *tested(one.image), *nearest, f"{one.similarity:.4f}", "check the label"
     for number, group in enumerate(findings.duplicates, 1):
         members = [*map(tested, group.images), *map(trained, group.training)]
         kind, todo = f"near-duplicates {group.kind}", _WORDS[group.kind][2]
         for member, (other, value) in zip(members, group.partners, strict=True):
-            rows.append((kind, str(number), *member, *members[other][1:], f"{value:.4f}", todo))
+            yield kind, str(number), *member, *members[other][1:], f"{value:.4f}", todo
     listed = {image for group in findings.duplicates if group.kind == KINDS[0] for image in group.images}
     for image in sorted({*findings.copies} - listed):
         source = trained(findings.sources.get(image))[1:]
-        rows.append(("copy of a training image", "", *tested(image), *source, "1.0000", _WORDS[KINDS[0]][2]))
+        yield "copy of a training image", "", *tested(image), *source, "1.0000", _WORDS[KINDS[0]][2]
     for far in findings.lonely or []:
         todo = "check whether it belongs to the set"
-        rows.append(("lonely", "", *tested(far.image), *tested(far.nearest)[1:], f"{far.similarity:.4f}", todo))
+        yield "lonely", "", *tested(far.image), *tested(far.nearest)[1:], f"{far.similarity:.4f}", todo
     for image in findings.singletons:
-        rows.append(("only image of its class", "", *tested(image), "", "", "", "add images, or remove it"))
-    return rows
+        yield "only image of its class", "", *tested(image), "", "", "", "add images, or remove it"

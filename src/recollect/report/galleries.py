@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from recollect.data.image_set import Indices
 from recollect.evaluation import Evaluation
 from recollect.report.map import Atlas
-from recollect.report.markup import Child, Markup, breakable, element, join, name_of, render, table, unfolding
+from recollect.report.markup import Child, Markup, element, join, name_of, render, unfolding
 from recollect.report.results import Labels, ModelResult, ReportImages
 from recollect.search.exact import Neighbours, nearest
 
@@ -31,11 +31,6 @@ PAIRS = 20
 """Pairs of classes of which the page gives their share of all failures."""
 _LISTED = 500  # pairs in the table: a filter by class finds the failures of nearly every class
 _ROWS = 10  # of them at once
-_MARKS = Markup(
-    "<p>Each row is a query with its results, most similar first; the number is the similarity. "
-    '<span class="mark right-mark">✓</span>with a solid frame: the query&#x27;s class. '
-    '<span class="mark wrong-mark">✗</span>with a dashed frame: another class.</p>'
-)
 
 Twins = Mapping[int, frozenset[int]]
 """For an image, those that are near-duplicates of it, itself included."""
@@ -120,20 +115,6 @@ def failures_section(
     """
     if not confusions:
         return element("p", "Every query with a positive has one in the first place: no classes are confused.")
-    names = images.class_names
-
-    def grid(pairs: Sequence[Confusion]) -> Markup:
-        rows: list[list[Child]] = [
-            [
-                breakable(names[pair.query_class]),
-                breakable(names[pair.result_class]),
-                f"{pair.times:,} of {pair.queries:,}",
-                f"{100 * pair.times / pair.queries:.0f} %",
-            ]
-            for pair in pairs
-        ]
-        head, caption = ["class", "is taken for", "queries", "share"], "Classes that are confused most"
-        return element("div", table(head, rows, caption=caption, numbers=False), class_="by-class")
 
     def examples(pairs: Sequence[Confusion]) -> Markup:
         return rows_of_results([pair.example for pair in pairs], [primary], images, atlas, twins, pairs)
@@ -146,8 +127,9 @@ def failures_section(
         queries=primary.evaluation.counted,
         most=PAIRS,
         copies=sum(first[query] == 0 and _has_other_label(query, images, twins) for query in twins),
-        tables=unfolding(confusions, _ROWS, _LISTED, grid, "more pairs of classes"),
-        rarer=len(confusions) - _LISTED,
+        names=images.class_names,
+        rows=_ROWS,
+        listed=_LISTED,
         examples=unfolding(confusions, QUERIES, QUERIES + MORE, examples, "more examples") if atlas.at_hand else None,
     )
 
@@ -207,32 +189,20 @@ def gallery_section(
     best_ones, worst_ones = best(primary.evaluation, QUERIES), worst(primary.evaluation)
     groups.append((join("Best queries", of), best_ones, [primary], "No query has a positive in the first place."))
     groups.append((join("Worst queries", of), worst_ones, [primary], "Every query has a positive in the first place."))
-    parts: list[Markup | None] = [_MARKS]
+    sections: list[tuple[Child, Markup]] = []
     for title, queries, rows, otherwise in groups:
         # Rows of several comparisons take pictures from one budget, so only the first pair unfolds.
         most = QUERIES + MORE if len(rows) == 1 or rows[0] is pairs[0][0] else QUERIES
         show = partial(rows_of_results, models=rows, images=images, atlas=atlas, twins=twins)
         content = unfolding(queries, QUERIES, most, show) if queries else element("p", otherwise)
-        parts += [element("h3", title), content]
-    return join(*parts, _by_class(primary, images, atlas, twins))
-
-
-def _by_class(primary: ModelResult, images: ReportImages, atlas: Atlas, twins: Twins) -> Markup | None:
-    """The worst query of each class, lowest classes first."""
+        sections.append((title, content))
+    # The worst query of each class, lowest classes first.
     first = np.nan_to_num(primary.evaluation.values("first_rank"), nan=0.0)
     means = primary.evaluation.class_means("r@1")
     order = sorted(means, key=lambda label: (means[label], images.class_names[label]))[:_BY_CLASS]
-    queries = [
-        int(members[np.argmax(first[members])]) for c in order if len(members := np.flatnonzero(images.labels == c))
-    ]
-    if len(queries) < 2:
-        return None
-    part = f"the {len(queries)} lowest of {len(means):,} classes" if len(means) > len(queries) else "every class"
-    rows = rows_of_results(queries, [primary], images, atlas, twins)
-    return join(
-        element("h3", "Class by class"),
-        element("details", element("summary", f"The worst query of {part}"), rows, class_="more"),
-    )
+    lowest = [max(np.flatnonzero(images.labels == label).tolist(), key=first.__getitem__) for label in order]
+    by_class = rows_of_results(lowest, [primary], images, atlas, twins) if len(lowest) > 1 else None
+    return render("galleries.html", sections=sections, by_class=by_class, shown=len(lowest), classes=len(means))
 
 
 def _has_other_label(query: int, images: ReportImages, twins: Twins) -> bool:
@@ -256,22 +226,18 @@ def rows_of_results(
     """
     own = np.array(queries, np.int64)
     top = min(TOP, len(images.names) - 1)
-    ranks = [model.evaluation.values("first_rank")[own] for model in models]
-    answers = [
-        in_rank_order(nearest(model.vectors[own], model.vectors, top, own=own), own, images.labels, first)
-        for model, first in zip(models, ranks, strict=True)
-    ]
-
-    blocks = []
-    for place, query in enumerate(queries):
-        rows = [
-            (
-                model.name,
-                first[place],
-                zip(answer.indices[place].tolist(), answer.similarities[place].tolist(), strict=True),
-            )
-            for model, answer, first in zip(models, answers, ranks, strict=True)
-        ]
-        copied = _has_other_label(query, images, twins)
-        blocks.append((query, confusions[place] if confusions else None, copied, twins.get(query, ()), rows))
-    return render("gallery.html", queries=blocks, images=images, atlas=atlas)
+    answers = []
+    for model in models:
+        ranks = model.evaluation.values("first_rank")[own]
+        found = nearest(model.vectors[own], model.vectors, top, own=own)
+        answers.append((model.name, ranks, in_rank_order(found, own, images.labels, ranks)))
+    return render(
+        "gallery.html",
+        queries=queries,
+        confusions=confusions,
+        answers=answers,
+        images=images,
+        atlas=atlas,
+        twins=twins,
+        has_other_label=_has_other_label,
+    )

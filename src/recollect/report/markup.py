@@ -115,6 +115,7 @@ def _environment(markdown: bool) -> Environment:
         "decimals": in_decimals,
         "digest": _digest,
         "json": listed,
+        "plain": lambda child: html.unescape(re.sub(r"<[^>]*>", "", join(child))),
         "words": join,
     }
     return environment
@@ -197,7 +198,7 @@ def unfolding(
     return join(show(entries[:first]), more)
 
 
-def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: Child, numbers: bool = True) -> Markup:
+def table(head: Iterable[Child], rows: Sequence[Sequence[Child]], *, caption: Child, numbers: bool = True) -> Markup:
     """A table whose first column names the rows; it scrolls by itself when it is wider than the page. Nothing without rows.
 
     Args:
@@ -206,7 +207,4 @@ def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, caption: Ch
         caption: what the table shows; every table has one.
         numbers: align all columns but the first to the right.
     """
-    titles = [join(title) for title in head]
-    cells = [[join(cell) for cell in row] for row in rows]
-    words = html.unescape(re.sub(r"<[^>]*>", "", join(caption)))
-    return render("table.html", head=titles, rows=cells, caption=join(caption), words=words, numbers=numbers)
+    return render("table.html", head=head, rows=rows, caption=caption, numbers=numbers)

@@ -21,7 +21,7 @@ from recollect.common.files import make_folder_for, write_text
 from recollect.config.automatic import is_pretrained
 from recollect.report import charts, checks, galleries, results, tables
 from recollect.report.map import BUDGET, Atlas, map_section
-from recollect.report.markup import Child, Markup, check_replaceable, element, join, packaged, render
+from recollect.report.markup import Child, Markup, check_replaceable, packaged, render
 from recollect.report.results import LIMIT, ModelResult, ReportImages, Run, RunResults
 from recollect.search.exact import Neighbours
 
@@ -196,6 +196,7 @@ def _page(
     apart = [run for run in runs if len(runs) > 1 and run.name not in {one.name for one in models}]
     heading = title or _heading(runs, bool(apart))
     parts: list[tuple[str, str, Child]] = [("results", "Results", tables.results(runs, models, means, images))]
+    sample = None
     atlases: list[Atlas] = []
     if compared is not None and images is not None:
         sample, findings, primary = compared.sample, compared.findings, results.primary_of(compared.sampled)
@@ -203,21 +204,16 @@ def _page(
         twins, confusions = findings.twins(), galleries.confused_pairs(sample.labels, compared.neighbours)
         of = primary.name if len(models) > 2 else None
         pictured = results.one_per_setting(runs, compared.sampled)
-        note = None
-        if len(sample.names) < len(images.names):
-            part = f"{len(sample.names):,} of the {len(images.names):,} images, whole classes where possible."
-            easier = "A search among fewer images is easier than the one of the results above. All: --images 0."
-            note = element("p", f"This part uses a sample: {part} {easier}", class_="note")
         failures = galleries.failures_section(confusions, primary, sample, atlas, twins, of)
         to_check = checks.data_section(findings, compared.neighbours, sample, atlas, training, of)
         by_class = tables.class_section(results.one_per_setting(runs, models), results.primary_of(models), images)
         parts += [
-            ("failures", "Where it fails", join(note, failures)),
-            ("data", "Data to check", join(note, to_check)),
-            ("map", "Map", join(note, map_section(pictured, sample, findings.small))),
-            ("gallery", "Gallery", join(note, galleries.gallery_section(pictured, primary, sample, atlas, twins))),
+            ("failures", "Where it fails", failures),
+            ("data", "Data to check", to_check),
+            ("map", "Map", map_section(pictured, sample, findings.small)),
+            ("gallery", "Gallery", galleries.gallery_section(pictured, primary, sample, atlas, twins)),
             ("classes", "Classes", by_class),
-            ("similarities", "Similarities", join(note, charts.similarity_charts(pictured, sample))),
+            ("similarities", "Similarities", charts.similarity_charts(pictured, sample)),
         ]
     parts += [
         ("curves", "Curves", charts.curves(runs)),
@@ -235,6 +231,8 @@ def _page(
         runs=runs,
         remarks=remarks,
         parts=parts,
+        images=images,
+        sample=sample,
     )
     return document(
         heading,

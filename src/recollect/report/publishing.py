@@ -120,17 +120,15 @@ def _settings(config: Config) -> dict[str, Any]:
     values["run"] |= {"loggers": [], "logger_options": {}}
     weights = values["model"]["weights"]
     values["model"]["weights"] = Path(weights).name if weights not in (None, "none") else weights
-    data = values["data"]
-    for options in (
-        data["options"],
-        data["augmentation_options"],
-        values["model"]["options"],
-        values["loss"]["options"],
+    for group, key in (
+        ("data", "options"),
+        ("data", "augmentation_options"),
+        ("model", "options"),
+        ("loss", "options"),
     ):
-        for name in [
-            name for name, value in options.items() if isinstance(value, str) and ("/" in value or "\\" in value)
-        ]:
-            del options[name]  # a path
+        given = values[group][key].items()
+        paths = {name for name, value in given if isinstance(value, str) and ("/" in value or "\\" in value)}
+        values[group][key] = {name: value for name, value in given if name not in paths}
     return values
 
 

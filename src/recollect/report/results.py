@@ -235,11 +235,9 @@ class ReportImages:
         """Some of the images, in the order of ``places``."""
         if len(places) == len(self.names):
             return self
-        names, labels, classes = [self.names[place] for place in places.tolist()], self.labels[places], self.class_names
+        names = [self.names[place] for place in places.tolist()]
         images = None if self.images is None else self.images.subset(places)
-        if images is not None:
-            labels, classes = images.labels, list(images.class_names)
-        return replace(self, names=names, labels=labels, class_names=classes, images=images)
+        return replace(self, names=names, labels=self.labels[places], images=images)
 
     def class_of(self, image: int) -> str:
         """The name of an image's class."""

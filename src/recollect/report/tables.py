@@ -271,18 +271,10 @@ def settings(runs: Sequence[Run]) -> Markup:
     """Which settings differ between runs, and every setting of each."""
     flat = [flat_settings(run.settings) | _training_images(run) for run in runs]
     keys = dict.fromkeys(key for values in flat for key in values)
-    rows: list[list[Child]] = [
-        [element("code", key), *(_value(values.get(key)) for values in flat)]
-        for key in keys
-        if len({values.get(key) for values in flat}) > 1
-    ]
-    head = ["setting", *(name_of(run.name) for run in runs)]
-    parts = [table(head, rows, caption="Settings that differ", numbers=False)]
-    for run in runs:
-        facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
-        texts = [("settings", _yaml(run.settings))] + ([("circumstances", _yaml(facts))] if facts else [])
-        parts.append(render("settings.html", name=run.name, texts=texts))
-    return join(*parts)
+    different = [key for key in keys if len({values.get(key) for values in flat}) > 1]
+    facts = [{key: run.manifest[key] for key in _FACTS if key in run.manifest} for run in runs]
+    every = list(zip(runs, flat, facts, strict=True))
+    return render("settings.html", different=different, runs=every, longest=_LONGEST, yaml=_yaml)
 
 
 def _yaml(values: Mapping[str, Any]) -> str:
@@ -296,10 +288,3 @@ def _training_images(run: Run) -> dict[str, str]:
         return {}
     count = f"{plan.get('images')} of {plan.get('classes')} classes"
     return {"training images": f"{count}, fingerprint {run.trained_on[:8]}"}
-
-
-def _value(value: str | None) -> str:
-    """A setting's value in words, where it has none; of a long list, the beginning."""
-    if value in (None, "None"):
-        return "not set"
-    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"

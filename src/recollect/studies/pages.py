@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.files import write_json, write_text
-from recollect.common.text import in_decimals
 from recollect.config.recipes import published_tests
 from recollect.report.charts import Bar, Line, Point, bar_chart, line_chart, scatter_chart
 from recollect.report.markup import Markup, join, render
@@ -50,8 +49,6 @@ def write_study(path: Path, results: StudyResults) -> Path:
     published = published_tests(results.protocol["published"])
     body = render(
         "study.html",
-        percent=_percent,
-        setting=_setting,
         heading=heading,
         results=results,
         # folder/test is shown with the name of the folder.
@@ -138,38 +135,14 @@ def write_comparison(comparison: LossComparison) -> None:
     body = render(
         "comparison.html",
         in_points=in_points,
-        seconds=_seconds,
-        by_seed=[", ".join(in_decimals(d, 1, plus=True) for d in pair.differences) for pair in comparison.pairs],
         comparison=comparison,
         ordered=ordered,
         chart=chart,
         metrics={**{name: name for name in others}, **({"map@r": "mAP@R"} if "map@r" in names else {})},
         failures=[f"{result.cell.label}, {why}" for result in comparison.results for why in result.failures],
-        smaller_batches="".join(
-            f" Rate and steps were found at batch {a:,} and used at {b:,}." for a, b in sorted(batches)
-        ),
+        batches=sorted(batches),
         spent=sum((r.processor_seconds or 0) * len(r.by_seed) + (r.searched_seconds or 0) for r in comparison.results),
     )
     sections = [("results", "Results"), ("pairs", "Each pair"), ("how", "How it was measured")]
     write_text(comparison.page, document("Losses compared", body, sections, "recollect compare"))
     write_json(comparison.page.with_suffix(".json"), comparison.as_dict())
-
-
-# Values of both ----------------------------------------------------------------------------------------------------------
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f}\u00a0%"
-
-
-def _seconds(value: float | None) -> str:
-    return "–" if not value else f"{value:.1f}" if value < 10 else f"{value:,.0f}"
-
-
-def _setting(value: Any) -> str:
-    """A setting, shortened."""
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_setting, value)) or "none"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return "–" if value is None else str(value)

@@ -518,13 +518,10 @@ class RateChoice:
 def _best(searches: dict[float, Path], own: Sequence[float]) -> RateChoice | None:
     """The best of finished searches; if equal, the one nearest to the bench's ``own`` rates. None before all are finished."""
     choices = [choice for rate, path in searches.items() if (choice := best_of(path, rate))]
-
-    def steps_away(rate: float) -> int:
-        return min(abs(LADDER.index(rate) - LADDER.index(start)) for start in own)
-
     if len(choices) < len(searches):
         return None
-    return max(choices, key=lambda choice: (choice.value, -steps_away(choice.rate)))
+    starts = [LADDER.index(rate) for rate in own]
+    return max(choices, key=lambda one: (one.value, -min(abs(LADDER.index(one.rate) - start) for start in starts)))
 
 
 def beyond(rates: Sequence[float], best: float) -> float | None:

@@ -47,8 +47,6 @@ HEARTBEAT = 30
 """Seconds between the heartbeats that Optuna writes to the database while a trial runs."""
 GRACE = 600
 """Seconds without one after which a process elsewhere is taken for dead, by the database's clock."""
-SAMPLERS = ("random", "tpe")
-PRUNERS = ("none", "median")
 _OF_A_RUN = (
     *("data.name", "data.augmentation", "model.init", "optimizer.", "loss.", "batch.size"),
     *("run.select", "run.loggers", "run.epochs", "run.steps", "run.seed"),
@@ -161,7 +159,7 @@ def read_validation(path: Path, select: str) -> dict[str, Any]:
 
 def check_names(sampler: str, pruner: str) -> None:
     """Raise ``ConfigError`` for an unknown sampler or pruner; the message lists the known ones."""
-    for option, name, names in (("--sampler", sampler, SAMPLERS), ("--pruner", pruner, PRUNERS)):
+    for option, name, names in (("--sampler", sampler, ("random", "tpe")), ("--pruner", pruner, ("none", "median"))):
         if name not in names:
             raise ConfigError(f"{option} {name} is unknown: choose one of {', '.join(names)}.")
 

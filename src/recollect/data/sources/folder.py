@@ -48,7 +48,6 @@ _REMEDIES = {
     OUTSIDE_SPLIT_FOLDERS: "Put images beside the split folders into a class folder of a split",
 }
 
-CLASS_SPLITS = ("balanced", "alphabet")
 LISTED_TWICE = "listed twice"
 _TRAIN_CLASSES = "train_classes (--split-of)"
 
@@ -81,7 +80,7 @@ def read(
         nested: the folders of ``root`` are the classes, even if the folders inside them look like classes; by default an
             error asks then (``find_inner_classes``).
     """
-    check_choice("class_split", class_split, CLASS_SPLITS)
+    check_choice("class_split", class_split, ("balanced", "alphabet"))
     check_flag("nested", nested)
     # Options come from YAML.
     if test_share is not None and (not isinstance(test_share, float | int) or not 0 < test_share < 1):
