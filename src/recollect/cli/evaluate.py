@@ -181,7 +181,7 @@ def evaluate_command(
     result = write_evaluation(target or init, **given)
     if as_json:
         for note in result.notes:
-            options.remark_aside(str(note))
+            options.remark(str(note), aside=True)
         options.print_json(result.summary)
     else:
         show_tables(result)
@@ -222,7 +222,7 @@ def embed(
     vectors = embed_catalogue(**given)
     count, dim = vectors.embeddings.shape
     if skipped := vectors.source.get("left_out"):
-        options.remark_aside(summary(count, skipped))
+        options.remark(summary(count, skipped), aside=True)
     classes = ""
     if vectors.labels is not None:
         classes = f", {len(set(vectors.labels) - {''}):,} classes"

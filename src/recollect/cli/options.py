@@ -146,7 +146,7 @@ class _Remarks(logging.Handler):
         elif getattr(record, "result", False) and not self.aside:
             typer.echo(printable(record.getMessage()))
         elif not (getattr(record, "progress", False) and (sys.stderr if self.aside else sys.stdout).isatty()):
-            (remark_aside if self.aside else remark)(record.getMessage())
+            remark(record.getMessage(), aside=self.aside)
 
 
 _remarks = _Remarks(logging.INFO)
@@ -171,16 +171,15 @@ def remarks_aside(aside: bool = True) -> None:
     _remarks.aside = aside
 
 
-def remark(line: str) -> None:
-    """Print messages such as the plan and the paths of written files. Silent with ``--quiet``."""
-    if not console.silent:
-        typer.echo(printable(line))
+def remark(line: str, *, aside: bool = False) -> None:
+    """Print messages such as the plan and the paths of written files. Silent with ``--quiet``.
 
-
-def remark_aside(line: str) -> None:
-    """The same on standard error, for commands whose standard output a script reads."""
+    Args:
+        line: the message.
+        aside: print it on standard error, for commands whose standard output a script reads.
+    """
     if not console.silent:
-        typer.echo(f"recollect: {printable(line)}", err=True)
+        typer.echo(f"{'recollect: ' * aside}{printable(line)}", err=aside)
 
 
 def echo(text: str) -> None:
