@@ -324,7 +324,7 @@ class Index:
             wait: seconds to wait for another process that is writing.
         """
         names = [_default_id(image) for image in images] if ids is None else list(ids)
-        columns = _columns(f"{len(images)} images", len(images), names, metadata)
+        columns = _columns("images", images, names, metadata)
         check_ids(names)
         with self.store.writing(wait):
             return add_images(self.store, self._refresh(), self._embed, images, names, columns)
@@ -350,19 +350,15 @@ class Index:
         Raises:
             OtherModelError: another model's fingerprint.
         """
-        columns, rows = (
-            _columns(f"{len(vectors)} vectors", len(vectors), ids, metadata),
-            np.asarray(vectors, np.float32),
-        )
+        columns = _columns("vectors", vectors, ids, metadata)
         contents = [("", None)] * len(ids) if pictures is None else list(map(digest_of, pictures))
         with self.store.writing(wait):
             generation = self._refresh()
             self._check_fingerprint(fingerprint, generation, "the model that made these vectors")
+            rows = self._shorten(np.asarray(vectors, np.float32), generation)
             items = (
                 Item(name, row, extra, digest, picture=picture)
-                for name, row, extra, (digest, picture) in zip(
-                    ids, self._shorten(rows, generation), columns, contents, strict=True
-                )
+                for name, row, extra, (digest, picture) in zip(ids, rows, columns, contents, strict=True)
             )
             for batch in batches(items, 4096):
                 self.store.put(generation.number, batch)
@@ -637,12 +633,16 @@ def match_level(similarity: float, calibration: Mapping[str, Any]) -> str:
 
 
 def _columns(
-    things: str, count: int, ids: Sequence[str], metadata: Sequence[Mapping[str, object] | None] | None
+    kind: str,
+    things: Sequence[Any] | Vectors,
+    ids: Sequence[str],
+    metadata: Sequence[Mapping[str, object] | None] | None,
 ) -> list[dict[str, str]]:
     """The metadata of images or vectors as it is stored; refuses another number of ids or metadata."""
     columns = [None] * len(ids) if metadata is None else metadata
-    if not count == len(ids) == len(columns):
-        raise InputError(f"{things}, {len(ids)} ids and {len(columns)} metadata: give one id and metadata for each.")
+    if not len(things) == len(ids) == len(columns):
+        counts = f"{len(things)} {kind}, {len(ids)} ids and {len(columns)} metadata"
+        raise InputError(f"{counts}: give one id and metadata for each.")
     return list(map(clean_metadata, columns))
 
 
