@@ -229,11 +229,9 @@ def embed_catalogue(
     rows = [row for row in range(len(vectors)) if row not in errors]
     if not rows:
         raise DataError("none of the images could be read.")
-    source: dict[str, Any] = {
-        **encoder.provenance,
-        "fingerprint": encoder.fingerprint,
-        **({} if dim is None else {"dim": dim}),
-    }
+    source: dict[str, Any] = {**encoder.provenance, "fingerprint": encoder.fingerprint}
+    if dim is not None:
+        source["dim"] = dim
     if left_out := dict(Counter(listing.skipped) + Counter(error.kind for error in errors.values())):
         source["left_out"] = left_out
     if "HEIC" in listing.skipped:
