@@ -94,11 +94,6 @@ def available_bytes(root: Path = Path("/")) -> int:
     return min(sizes, default=UNKNOWN) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def resident_bytes() -> int:
-    """Memory that this process uses now, in bytes; 0 if the system does not report it."""
-    return 1024 * (_number(Path("/proc/self/status"), "VmRSS:") or 0)
-
-
 def peak_memory_mb(device: torch.device) -> int | None:
     """Peak memory so far, of the GPU or of this process; None if the system does not report it."""
     if device.type == "cuda":
