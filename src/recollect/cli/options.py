@@ -45,9 +45,11 @@ class _Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Count how often each option is given, before the values are checked."""
-        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        values, _, order = self.make_parser(ctx).parse_args(list(args))
         _typed.clear()
         for option, times in Counter(order).items():
+            if values[option.name or ""] is None:  # an argument that was left out
+                continue
             _typed[option.name or ""] = max(option.opts, key=len)
             several = not isinstance(option, TyperOption) or option.multiple or option.is_flag or option.count
             if times > 1 and not several:

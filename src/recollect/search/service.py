@@ -202,7 +202,7 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
     Args:
         index: the index to serve.
         limits: limits of requests, and who may write.
-        on_ready: called when the model and the vectors are loaded, just before the first request.
+        on_ready: called just before the first request.
     """
     limits = limits or Limits()
     metrics = Metrics()
@@ -211,7 +211,7 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.decoder.start()
-        await service.batcher.start()
+        service.batcher.start()
         on_ready()
         yield
         await service.batcher.stop()
@@ -562,12 +562,6 @@ class Job:
     answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-def warm_up(index: Index) -> None:
-    """Open the model and read the vectors; an index that is damaged is refused here."""
-    rows = index.encoder.embed([np.full((64, 64, 3), 127, np.uint8)])
-    index.search_vectors(np.nan_to_num(rows), 1)
-
-
 class Batcher:
     """Answers queries of an index, one batch after the other: a model takes little longer for eight images than for one.
 
@@ -588,9 +582,8 @@ class Batcher:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="search")
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Open the model and read the vectors, so that the first query is as fast as the others; then accept queries."""
-        await asyncio.get_running_loop().run_in_executor(self._worker, warm_up, self._index)
+    def start(self) -> None:
+        """Accept queries."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:

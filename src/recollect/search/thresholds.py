@@ -211,10 +211,7 @@ def calibrate_target(
             index.set_calibration(calibration.as_dict(), wait=wait)
         return calibration, remarks
     if model is not None:
-        raise InputError(
-            f"--model {model} names the new folder of an index's model, but {target} is not an index. To calibrate {model} "
-            "itself, give it as the target."
-        )
+        raise InputError(f"{target} is not an index, whose model may have moved: give {model} as the target instead.")
     if data is None:
         raise InputError("give labelled images of classes that the model was not trained on, with --data.")
     is_folder, file = Path(target).is_dir(), Path(target) / CALIBRATION

@@ -461,7 +461,13 @@ def _faiss() -> Any:
 def _connect(path: Path, uri: str, create: bool = False) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, timeout=60, isolation_level=None, check_same_thread=False)
     try:
-        if create and _is_empty(connection):
+        # By the tables, not the file's size: a process that died while creating the index leaves a few bytes. More than one
+        # page without tables is a damaged index, which must not be filled anew.
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        if not tables and pages <= 1:
+            if not create:
+                raise NoIndexError(str(path))
             connection.executescript(
                 f"PRAGMA page_size = {_PAGE}; BEGIN IMMEDIATE; {_TABLES} PRAGMA application_id = {APPLICATION}; "
                 f"PRAGMA user_version = {FORMAT}; COMMIT"
@@ -469,8 +475,6 @@ def _connect(path: Path, uri: str, create: bool = False) -> sqlite3.Connection:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION:
-            if _is_empty(connection):
-                raise NoIndexError(str(path))
             raise StoreError(f"{path} is a SQLite file, but not an index of recollect: choose another name.")
         if version != FORMAT:
             raise StoreError(
@@ -483,14 +487,6 @@ def _connect(path: Path, uri: str, create: bool = False) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _is_empty(connection: sqlite3.Connection) -> bool:
-    # By the tables, not the file's size: a process that died while creating the index leaves a few bytes. More than one
-    # page without tables is a damaged index, which must not be filled anew.
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    return not tables and pages <= 1
 
 
 @contextmanager

@@ -164,13 +164,7 @@ class VectorFile(Store):
         return dict(Counter(row[column] for row in self._metadata if column in row).most_common(limit))
 
     def search(
-        self,
-        generation: int,
-        queries: Vectors,
-        k: int,
-        where: Where | None = None,
-        approximate: bool | None = None,
-        candidates: int = 100,
+        self, generation: int, queries: Vectors, k: int, where: Where | None = None, *_: Any, **__: Any
     ) -> list[list[Match]]:
         """Compare with all vectors."""
         rows, allowed = check_queries(queries, self.embeddings.shape[1], k), self._allowed(where)
