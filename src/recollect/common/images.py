@@ -336,7 +336,7 @@ def with_skip_advice(error: ImageError, name: str) -> ImageError:
     return ImageError(f"{error.reason} {advice}", error.kind, error.name or printable(name))
 
 
-def bad_image_summary(bad: Sequence[BadImage], consequence: str) -> str:
+def bad_image_summary(bad: Sequence[BadImage | ImageError], consequence: str) -> str:
     """A message that names up to 20 of them, e.g. with the consequence "their rows are NaN"."""
     lines = "\n  ".join([*map(str, bad[:_MOST_LISTED]), *(["..."] if len(bad) > _MOST_LISTED else [])])
     return f"{number_of(len(bad), 'image')} could not be read; {consequence}:\n  {lines}"

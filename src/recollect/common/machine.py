@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from recollect.common.errors import ConfigError
 from recollect.common.text import check_choice, number_of
@@ -152,13 +152,6 @@ _SPINS = 2000
 # processes instead of 4–20 times.
 
 
-class Work(NamedTuple):
-    """The amount of computation of a network."""
-
-    multiply_adds: float
-    operations: int
-
-
 def threads_for(multiply_adds: float, operations: float = 1) -> int:
     """Threads for work of this size: at least 1, at most as many as torch uses now.
 
@@ -210,15 +203,15 @@ def spin_briefly() -> None:
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(_SPINS)}
 
 
-def forward_work(network: nn.Module, inputs: Tensor) -> Work:
-    """The work of convolutions and linear layers in one forward pass; other operations are not counted.
+def forward_work(network: nn.Module, inputs: Tensor) -> tuple[float, int]:
+    """Multiply-adds of the convolutions and linear layers in one forward pass, and how many of these layers there are.
 
     The pass is done in evaluation mode and without a graph, so that no random number is drawn.
 
     Examples:
         >>> import torch
         >>> forward_work(torch.nn.Linear(8, 4), torch.zeros(2, 8))
-        Work(multiply_adds=64.0, operations=1)
+        (64.0, 1)
     """
     import torch
     from torch import nn
@@ -244,7 +237,7 @@ def forward_work(network: nn.Module, inputs: Tensor) -> Work:
         network.train(was_training)
         for hook in hooks:
             hook.remove()
-    return Work(total, count)
+    return total, count
 
 
 # Devices ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.common.errors import ConfigError, DataError, ImageError, InputError
-from recollect.common.images import BadImage, bad_image_summary, with_skip_advice
+from recollect.common.images import bad_image_summary, with_skip_advice
 from recollect.search.index import CANDIDATES, Index
 from recollect.search.stores import NEIGHBOURS
 from recollect.search.stores.base import Match, NoIndexError
@@ -204,7 +204,7 @@ def search_images(
                 raise InputError(f"{name!r} is neither a file, a folder, nor an id of {opened.address}.")
         results = {n: opened.search_id(name, **options) for n, name in enumerate(asked) if isinstance(name, str)}
         images = [(number, path) for number, path in enumerate(asked) if isinstance(path, Path)]
-        bad: list[BadImage] = []
+        bad: list[ImageError] = []
         for start in range(0, len(images), _BATCH):
             batch = images[start : start + _BATCH]
             errors: dict[int, ImageError] = {}
@@ -215,7 +215,7 @@ def search_images(
                 elif on_bad_image == "error":
                     raise with_skip_advice(error, str(path)) from error
                 else:
-                    bad.append(BadImage(start + number, str(path), error.reason, error.kind))
+                    bad.append(error)
     answered = [QueryResult(query, results[number]) for number, query in enumerate(asked) if number in results]
     if bad:
         if not answered:

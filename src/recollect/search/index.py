@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from recollect.common.errors import ConfigError, DataError, ImageError, InputError
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.search.encoder import (
     Encoder,
     OnBad,
@@ -400,20 +400,17 @@ class Index:
     ) -> list[list[Match]]:
         """``search`` for several images at once. With ``on_bad``, see ``Encoder.embed``, a bad image has no matches."""
         for attempt in range(3):
-            encoder, bad = self.encoder, dict[int, ImageError]()
-            rows = encoder.embed(list(images), None if on_bad is None else bad.__setitem__)
-            good = [number for number in range(len(rows)) if number not in bad]
+            encoder = self.encoder
+            rows = encoder.embed(list(images), on_bad)
+            good = [not np.isnan(row).all() for row in rows]
             try:
                 options: dict[str, Any] = {"exact": exact, "fingerprint": encoder.fingerprint}
-                answers = iter(self.search_vectors(rows[good], k, where, **options) if good else ())
+                answers = iter(self.search_vectors(rows[good], k, where, **options) if any(good) else ())
                 break
             except OtherModelError:  # the index was rebuilt between embedding and searching
                 if attempt == 2:
                     raise
-        for number, error in bad.items():
-            if on_bad is not None:
-                on_bad(number, error)
-        return [[] if number in bad else next(answers) for number in range(len(rows))]
+        return [next(answers) if is_good else [] for is_good in good]
 
     def search_vectors(
         self,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import DataError, DataWarning, ImageError, InputError
 from recollect.common.files import atomic_write, make_folder_for
-from recollect.common.images import BadImage, bad_image_summary
+from recollect.common.images import bad_image_summary
 from recollect.common.reading import parse_json, read_npz
 from recollect.data import list_images
 from recollect.data.folders import TO_READ_HEIC
@@ -234,8 +234,7 @@ def embed_catalogue(
         source["skipped"] = [
             {"name": str(listing.paths[row].absolute()), "reason": str(error)} for row, error in errors.items()
         ]
-        bad = [BadImage(row, str(listing.paths[row]), error.reason, error.kind) for row, error in errors.items()]
-        warnings.warn(bad_image_summary(bad, "left out"), DataWarning, stacklevel=2)
+        warnings.warn(bad_image_summary(list(errors.values()), "left out"), DataWarning, stacklevel=2)
     # An image next to the class folders has the label "", which is not a class.
     labels = None if listing.labels is None else [listing.labels[row] for row in rows]
     if listing.root is not None:
