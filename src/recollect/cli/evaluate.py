@@ -177,7 +177,7 @@ def evaluate_command(
         *("precision", "max_pixels", "skip_bad"),
     )
     options.refuse_unused(protocol == "reid", "with --protocol reid, which has no values per query", "queries_out")
-    options.remarks_aside()
+    options.remarks.aside = True
     result = write_evaluation(target or init, **given)
     if as_json:
         for note in result.notes:
@@ -319,7 +319,7 @@ def report(
     given = options.arguments(locals(), "images", limit=images or None)
     from recollect import write_report
 
-    options.remarks_aside()
+    options.remarks.aside = True
     typer.echo(write_report(**given))
 
 

@@ -151,26 +151,22 @@ class _Remarks(logging.Handler):
             remark(record.getMessage(), aside=self.aside)
 
 
-_remarks = _Remarks(logging.INFO)
+remarks = _Remarks(logging.INFO)
+"""Prints the messages. ``aside``: on standard error, for commands whose standard output a script reads, and with ``--json``."""
 
 
 @contextlib.contextmanager
 def show_remarks() -> Iterator[None]:
     """Print the library's messages inside the block."""
     library = logging.getLogger("recollect")
-    before, _remarks.aside = library.level, False
+    before, remarks.aside = library.level, False
     library.setLevel(logging.INFO)
-    library.addHandler(_remarks)
+    library.addHandler(remarks)
     try:
         yield
     finally:
-        library.removeHandler(_remarks)
+        library.removeHandler(remarks)
         library.setLevel(before)
-
-
-def remarks_aside(aside: bool = True) -> None:
-    """Print messages on standard error: for commands whose standard output a script reads, and with ``--json``."""
-    _remarks.aside = aside
 
 
 def remark(line: str, *, aside: bool = False) -> None:

@@ -172,7 +172,7 @@ def search(
     from recollect.search.commands import search_images
     from recollect.search.index import Index
 
-    options.remarks_aside()
+    options.remarks.aside = True
     options.refuse_unused(html is None, "without --html", "overwrite")
     options.refuse_unused(not index.endswith(".npz"), "on an index, which knows its images", "root")
     if html is not None:

@@ -140,7 +140,7 @@ def train(
         )
         values |= recollect.split_of(split_of)
     values = parse_settings(settings, values)
-    options.remarks_aside(as_json)
+    options.remarks.aside = as_json
     if resume is not None or final is not None:
         values |= options.drop_none(**{"data.root": root})
     if resume is not None:

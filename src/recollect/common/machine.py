@@ -181,10 +181,7 @@ def limited_threads(count: int) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    if count >= before:
-        yield
-        return
-    torch.set_num_threads(count)
+    torch.set_num_threads(min(count, before))
     try:
         yield
     finally:

@@ -619,7 +619,7 @@ class Index:
 def _generation(number: int, encoder: Encoder, dim: int | None, half: bool) -> Generation:
     """A new generation. It has the model's own calibration, unless vectors are shortened, which changes similarities."""
     model = {**encoder.provenance, "fingerprint": encoder.fingerprint, "dim": encoder.dim}
-    length = vector_length(encoder, dim)
+    length = vector_length(encoder.dim, dim)
     return Generation(number, model, length, half, None, read_calibration(encoder) if length == encoder.dim else None)
 
 

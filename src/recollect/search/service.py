@@ -447,11 +447,9 @@ class _Service:
 
     def _shrunk(self, digest: str, source: str, stamp: str) -> bytes:
         """The thumbnail of an item as JPEG."""
-        if source and stamp_of(Path(source)) != stamp:
-            raise FileNotFoundError  # a file that replaced an indexed one must not be shown
         picture = Path(source) if source else self.index.store.picture(digest)
-        if picture is None:
-            raise FileNotFoundError
+        if picture is None or (source and stamp_of(Path(source)) != stamp):
+            raise FileNotFoundError  # a file that replaced an indexed one must not be shown
         image, buffer = read_image(picture), io.BytesIO()
         image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
         image.save(buffer, "JPEG", quality=85)

@@ -95,11 +95,7 @@ class VectorFile(Store):
         note = f"{address}: its note about the model"
         source = parse_json(str(arrays["source"]), note, dict) if "source" in arrays else {}
         store = cls(address, embeddings, names, labels, source if root is None else {**source, "root": str(root)})
-        if dim is not None:
-            width = embeddings.shape[1]
-            if dim > width:
-                raise InputError(f"dim {dim}: the vectors have {width} numbers; choose from 1 to {width}.")
-            store.embeddings = shorten(embeddings, dim)
+        store.embeddings = shorten(embeddings, vector_length(embeddings.shape[1], dim))
         return store
 
     def write(self) -> None:
@@ -217,7 +213,7 @@ def embed_catalogue(
     listing = list_images(inputs, on_bad_image=on_bad_image)
     opening: dict[str, Any] = {"device": device, "batch_size": batch_size, "precision": precision}
     encoder = open_encoder(model, weights, download=download, keep=True, **opening)
-    length = vector_length(encoder, dim)
+    length = vector_length(encoder.dim, dim)
     errors: dict[int, ImageError] = {}
     vectors = encoder.embed(listing.paths, errors.__setitem__ if on_bad_image == "skip" else None)
     rows = [row for row in range(len(vectors)) if row not in errors]
