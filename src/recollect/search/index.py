@@ -13,10 +13,11 @@ import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -72,7 +73,7 @@ class OtherModelError(DataError):
     """Vectors of a different model than that of the index."""
 
 
-class Index:
+class Index(AbstractContextManager["Index", None]):
     """A searchable set of images.
 
     Attributes:
@@ -99,9 +100,6 @@ class Index:
     def close(self) -> None:
         """Close files and connections."""
         self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -211,10 +211,11 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.decoder.start()
-        service.batcher.start()
+        answering = asyncio.create_task(service.batcher.run())
         on_ready()
         yield
-        await service.batcher.stop()
+        await service.batcher.queue.join()  # the waiting queries are answered
+        answering.cancel()
         service.decoder.stop()
 
     app = FastAPI(
@@ -578,20 +579,6 @@ class Batcher:
         self._index, self._observe = index, observe
         self.queue: asyncio.Queue[Job] = asyncio.Queue()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="search")
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Accept queries."""
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Answer the waiting queries, then stop."""
-        await self.queue.join()
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        self._worker.shutdown()
 
     async def answer(self, job: Job) -> Any:
         """The matches of one query; with ``k`` 0, its vector and the fingerprint of the model.
@@ -602,7 +589,8 @@ class Batcher:
         self.queue.put_nowait(job)  # the server limits how many wait
         return await job.answer
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Answer queries until this task is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             jobs: list[Job] = []

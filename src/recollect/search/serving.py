@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.common.errors import ConfigError, DataError, require
+from recollect.common.errors import ConfigError, require
 from recollect.common.reading import read_text
 from recollect.search.index import Index
 
@@ -27,13 +27,10 @@ def find_token(file: Path | None) -> tuple[str, bool]:
     """The token of writers, and whether it was generated: from a file, the environment, or random.
 
     Raises:
-        ConfigError: the file is empty or cannot be read, or the token is shorter than 16 characters.
+        DataError: the file cannot be read. ConfigError: the token is shorter than 16 characters.
     """
     if file is not None:
-        try:
-            token = read_text(file).strip()
-        except DataError as error:
-            raise ConfigError(f"the token cannot be read. {error}") from error
+        token = read_text(file).strip()
     elif (token := os.environ.get(TOKEN, "").strip()) == "":
         return secrets.token_urlsafe(24), True
     if len(token) < 16 or not token.isascii() or not token.isprintable():

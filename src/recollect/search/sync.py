@@ -183,10 +183,9 @@ def add_images(
     metadata: Sequence[Mapping[str, str]],
 ) -> SyncChanges:
     """Add images by their ids; an image with unchanged contents is not embedded again."""
-    filling = _Filling(store, generation, embed, {})
+    filling = _Filling(store, generation, embed, store.get(generation.number, ids))
     with ProgressLine("indexing", len(images)) as line:
         for batch in batches(zip(images, ids, metadata, strict=True)):
-            filling.items = store.get(generation.number, [name for _, name, _ in batch])
             filling.put(itertools.starmap(_entry, batch))
             line.advance(len(batch))
     return filling.changes
@@ -296,7 +295,7 @@ class _Filling:
     """
 
     def __init__(self, store: Store, generation: Generation, embed: Embed, items: Mapping[str, Item]) -> None:
-        self._store, self._generation, self._embed, self.items = store, generation, embed, items
+        self._store, self._generation, self._embed, self._items = store, generation, embed, items
         self._ids = {item.digest: item.id for item in items.values() if item.digest}
         self.changes = SyncChanges()
 
@@ -313,7 +312,7 @@ class _Filling:
         errors = self._embed_new(new, vectors)
         items = []
         for item, image in batch:
-            before = self.items.get(item.id)
+            before = self._items.get(item.id)
             if (error := errors.get(item.digest)) is not None:
                 self.changes.skip(f"{image if item.source else item.id}: {error.reason}", error.kind)
                 continue
@@ -329,10 +328,8 @@ class _Filling:
 
     def _stored_vectors(self, items: Sequence[Item]) -> dict[str, Vectors]:
         """Vectors of these contents that the generation already has, by digest."""
-        own = {item.digest: item.id for new in items if (item := self.items.get(new.id)) is not None}
-        ids = {own.get(item.digest) or self._ids.get(item.digest) for item in items}
-        names = sorted(name for name in ids if name is not None)
-        stored = self._store.get(self._generation.number, names, vectors=True) if names else {}
+        ids = sorted({self._ids[item.digest] for item in items if item.digest in self._ids})
+        stored = self._store.get(self._generation.number, ids, vectors=True) if ids else {}
         return {item.digest: item.vector for item in stored.values() if item.vector is not None}
 
     def _embed_new(self, new: Mapping[str, Entry], vectors: dict[str, Vectors]) -> dict[str, ImageError]:

@@ -312,12 +312,8 @@ def clean_where(where: Mapping[str, object] | None) -> Where:
         >>> clean_where({"label": "cat", "year": [2019, 2020]})
         {'label': ['cat'], 'year': ['2019', '2020']}
     """
-    return {
-        _column(name): list(
-            map(as_text, value if isinstance(value, Sequence) and not isinstance(value, str) else [value])
-        )
-        for name, value in (where or {}).items()
-    }
+    lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in (where or {}).items()}
+    return {_column(name): list(map(as_text, values)) for name, values in lists.items()}
 
 
 def check_vectors(items: Sequence[Item], dim: int) -> Vectors:
