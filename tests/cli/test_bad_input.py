@@ -68,7 +68,7 @@ CASES = {
     "train --data good --out full": "full exists and is not empty",
     "train --resume nowhere": "nowhere is not a run",
     "train --resume brokenrun": "not valid YAML (line 1, column 5",
-    "train --resume norun --out elsewhere": "remove the recipe, --data, --final, --out and --plan",
+    "train --resume norun --out elsewhere": "--out would have no effect with --resume",
     "demo --out full": "full exists and is not empty",
     # recipes and settings
     "train nothing": "there is no recipe 'nothing'",

@@ -88,7 +88,7 @@ def test_single_images_and_information(place: Path) -> None:
         ("index photos photos --model model", "is a folder"),
         ("index shop.index --add --model model", "give the files"),
         ("index shop.index photos --model model --dim 9", "from 1 to 8"),
-        ("index ftp://x/y photos --model model", "Addresses begin"),
+        ("index ftp://x/y photos --model model", "Choose one of postgresql"),
         ("search nothing.index photos/class0/0.png", "no index"),
         ("index made.index photos/class0/0.png", "folders and .csv files"),
         ("search made.index nothing.png", "neither a file"),

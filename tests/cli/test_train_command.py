@@ -88,7 +88,7 @@ def test_resume_stands_alone(asked: list[Any], tmp_path: Path) -> None:
     run("--resume", str(tmp_path))
     assert asked == [(None, None, tmp_path)]
     result = run("--resume", str(tmp_path), "--data", "photos")
-    assert "remove the recipe, --data" in str(result.exception)
+    assert "--data would have no effect with --resume" in str(result.exception)
 
 
 def test_a_resumed_run_is_told_where_and_how_to_read_images(asked: list[Any], tmp_path: Path) -> None:

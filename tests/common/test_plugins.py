@@ -27,19 +27,19 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_file_and_a_module(file: Path) -> None:
-    loaded = plugins.load_reference(f"{file}:MyLoss", "loss")
+    loaded = plugins.load("loss", f"{file}:MyLoss")
     assert loaded.target(margin=1).scale == 2.0
     assert loaded.file == file.resolve()
-    assert plugins.load_reference(f"{file}:MyLoss", "loss").target is loaded.target
-    assert plugins.load_reference(f"{file}:MyLoss.Inner", "loss").target is loaded.target.Inner
-    assert plugins.load_reference("collections:OrderedDict", "loss").target({"a": 1}) == {"a": 1}
+    assert plugins.load("loss", f"{file}:MyLoss").target is loaded.target
+    assert plugins.load("loss", f"{file}:MyLoss.Inner").target is loaded.target.Inner
+    assert plugins.load("loss", "collections:OrderedDict").target({"a": 1}) == {"a": 1}
 
 
 def test_a_changed_file_is_read_again_and_said_to_have_changed(file: Path) -> None:
-    before = plugins.load_reference(f"{file}:MyLoss", "loss")
+    before = plugins.load("loss", f"{file}:MyLoss")
     assert plugins.changed_code([before.as_dict()], [before]) == []
     file.write_text(CODE.replace("2.0", "3.0"))
-    after = plugins.load_reference(f"{file}:MyLoss", "loss")
+    after = plugins.load("loss", f"{file}:MyLoss")
     assert after.target(margin=1).scale == 3.0
     (message,) = plugins.changed_code([before.as_dict()], [after])
     assert "my_loss.py:MyLoss has changed" in message
@@ -50,7 +50,7 @@ def test_a_changed_file_is_read_again_and_said_to_have_changed(file: Path) -> No
 def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "beside_it_lies.py").write_text("VALUE = 7\n")
     (tmp_path / "one.py").write_text("from beside_it_lies import VALUE\n")
-    assert plugins.load_reference(f"{tmp_path / 'one.py'}:VALUE", "metric").target == 7
+    assert plugins.load("metric", f"{tmp_path / 'one.py'}:VALUE").target == 7
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_trouble_is_a_sentence(tmp_path: Path, code: str, attribute: str, words:
     path = tmp_path / "bad.py"
     path.write_text(code)
     with pytest.raises(ConfigError) as caught:
-        plugins.load_reference(f"{path}:{attribute}", "loss")
+        plugins.load("loss", f"{path}:{attribute}")
     assert all(word in str(caught.value) for word in ("loss", *words))
 
 
@@ -78,7 +78,7 @@ def test_a_module_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
     before = list(sys.path)
-    loaded = plugins.load_reference("own_tools.losses:MyLoss", "loss")
+    loaded = plugins.load("loss", "own_tools.losses:MyLoss")
     assert loaded.file == tmp_path / "own_tools" / "losses.py"
     assert sys.path == before
 
@@ -86,7 +86,7 @@ def test_a_module_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monk
 def test_code_that_fails_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("import json\n\ndef make(text):\n    return json.loads(text)\n")
-    make = plugins.load_reference(f"{path}:make", "data set").target
+    make = plugins.load("data set", f"{path}:make").target
     message = r"^data set 'mine' fails: JSONDecodeError: .* \(mine.py, line 4\)\.$"
     with pytest.raises(ConfigError, match=message), plugins.errors_as_config("data set 'mine'"):
         make("{")

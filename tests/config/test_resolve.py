@@ -170,7 +170,7 @@ def test_every_name_is_anchored_sealed_and_shown(tmp_path: Path, monkeypatch: py
     names = [sealed.data.name, sealed.data.augmentation, sealed.model.init, sealed.loss.name, sealed.run.select]
     for name in [*names, sealed.loss.options["inner"], sealed.loss.options["many"][0], sealed.run.loggers[0]]:
         with pytest.raises(ConfigError, match="--trust"):
-            plugins.load_reference(name, "loss")
+            plugins.load("loss", name)
     assert short_names(sealed) == config
     with plugins.trusting():
         assert untrusted_names(config) == config

@@ -74,7 +74,7 @@ def test_every_kind_from_the_command_line(folder: Path, capsys: pytest.CaptureFi
     manifest = json.loads(Path("run/manifest.json").read_text())
     recorded = {(entry["kind"], entry["reference"]): entry["sha256"] for entry in manifest["outside"]}
     assert {kind for kind, _ in recorded} == {"loss", "data set", "backbone", "augmentation", "metric", "logger"}
-    assert recorded["loss", "my_loss.py:LogRank"] == plugins.load_reference("my_loss.py:LogRank", "loss").sha256
+    assert recorded["loss", "my_loss.py:LogRank"] == plugins.load("loss", "my_loss.py:LogRank").sha256
     assert str(folder) not in json.dumps(manifest["outside"])
     assert "hit_share" in manifest["outcome"]["metrics"]["val"]
     assert manifest["outcome"]["chosen_by"].startswith("hit_share")
@@ -168,9 +168,9 @@ def test_a_recipe_is_kept_with_the_code_it_names(folder: Path, capsys: pytest.Ca
 
 
 def test_objects_in_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    loss = plugins.load_reference("my_loss.py:LogRank", "loss").target(tau=0.1)
-    images = plugins.load_reference("my_data.py:squares", "data set").target
-    backbone = plugins.load_reference("my_backbone.py:backbone", "backbone").target
+    loss = plugins.load("loss", "my_loss.py:LogRank").target(tau=0.1)
+    images = plugins.load("data set", "my_data.py:squares").target
+    backbone = plugins.load("backbone", "my_backbone.py:backbone").target
     output: list[int] = []
 
     class Counting(recollect.Callback):
@@ -184,7 +184,7 @@ def test_objects_in_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert output == [1, 2]
     recorded = {entry["kind"]: entry for entry in json.loads(Path("run/manifest.json").read_text())["outside"]}
     assert recorded["loss"]["reference"].endswith(".LogRank")
-    assert recorded["loss"]["sha256"] == plugins.load_reference("my_loss.py:LogRank", "loss").sha256
+    assert recorded["loss"]["sha256"] == plugins.load("loss", "my_loss.py:LogRank").sha256
     assert recorded["data set"]["reference"] == "given:squares"
 
     with pytest.raises(ConfigError, match="backbone="):
@@ -207,8 +207,8 @@ def test_a_run_with_given_objects_goes_on_in_python(folder: Path, capsys: pytest
     def objects() -> dict[str, object]:
         torch.manual_seed(0)
         return {
-            "loss": plugins.load_reference("my_loss.py:LogRank", "loss").target(),
-            "train_set": plugins.load_reference("my_data.py:squares", "data set").target("train"),
+            "loss": plugins.load("loss", "my_loss.py:LogRank").target(),
+            "train_set": plugins.load("data set", "my_data.py:squares").target("train"),
             "model": recollect.Embedder.create("tiny", size=32),
         }
 

@@ -178,9 +178,10 @@ def test_images_are_added_and_removed(index: Index, photos: Path, tmp_path: Path
 
 
 def test_files_that_are_not_in_the_index_are_named_and_counted(index: Index, photos: Path) -> None:
-    """Copies of a broken file too: their contents are equal, and only the first is read."""
-    for name in ("0.png", "1.png", "2.png"):
-        (photos / "class1" / f"empty-{name}").write_bytes(b"")
+    """Copies of a broken file too: their contents are equal, and only one of them is read."""
+    empty = ("empty-0.png", "empty-1.png", "empty-2.png")
+    for name in empty:
+        (photos / "class1" / name).write_bytes(b"")
     (photos / "class0" / "text.png").write_bytes(b"not an image")
     (photos / "class0" / "notes.txt").write_text("not an image")
     (photos / "class0" / "link.png").symlink_to(photos / "class0" / "gone.png")
@@ -189,8 +190,7 @@ def test_files_that_are_not_in_the_index_are_named_and_counted(index: Index, pho
     assert (changes.added, changes.embedded, len(changes.skipped)) == (20, 20, 6)
     assert (changes.left_out["empty"], changes.left_out["not an image"], changes.left_out["broken link"]) == (3, 2, 1)
     messages = "\n".join(changes.skipped)
-    assert all(name in messages for name in ("text.png", "link.png", "pipe.png"))
-    assert messages.count("the same file as") == 2
+    assert all(name in messages for name in ("text.png", "link.png", "pipe.png", *empty))
 
 
 def test_a_file_that_changes_while_it_is_read_is_skipped(tmp_path: Path, photos: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
-from recollect.common.errors import ConfigError
+from recollect.common.errors import ConfigError, DataError
 from recollect.search import Index
 from recollect.search.serving import allowed_hosts, check_address, find_token
 from search.live_service import Client, running
@@ -39,7 +39,7 @@ def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("short")
     with pytest.raises(ConfigError, match="16"):
         find_token(file)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(DataError, match="no such file"):
         find_token(tmp_path / "nothing")
 
 

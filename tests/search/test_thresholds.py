@@ -139,7 +139,7 @@ def test_an_index_whose_model_moved_is_calibrated_only_with_its_record(tmp_path:
         made.sync(photos)
     (tmp_path / "run").rename(moved)
     for data in (None, str(photos)):
-        with pytest.raises(ConfigError, match=r"no longer exists.* --model"):
+        with pytest.raises(ConfigError, match=r"the model of .* If it moved, give it with --model"):
             calibrate_target(index, data, same_rate=0.05)
         found, remarks = calibrate_target(index, data, model=moved, same_rate=0.05)
         assert (found.classes, remarks) == (4, [Remark("4 classes were trained on and left out.")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from recollect.cli import options
 from recollect.common.errors import InputError
-from recollect.common.text import printable
+from recollect.common.text import flat, printable
 
 if TYPE_CHECKING:
     from recollect.config.recipes import Recipe
@@ -89,26 +89,17 @@ def _show_recipe(recipe: Recipe, name: str, as_json: bool) -> None:
     # Without training, only the settings that are used.
     for group in ("data", "model", "loss", "batch", "optimizer", "run") if recipe.trains else ("data", "model"):
         typer.echo(f"\n{group}")
-        for key, value in _flat(settings[group]):
+        for key, value in flat(settings[group]):
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            text = {"None": "null", "True": "true", "False": "false"}.get(text, text)  # as in YAML
             origin = origins.get(f"{group}.{key}")
             place = "default" if origin is None else f"{origin.where:<27} {origin.comment}".rstrip()
-            typer.echo(printable(f"  {key:<22}{value:<25} {place}"))
+            typer.echo(printable(f"  {key:<22}{text:<25} {place}"))
     if any(origin.comment.startswith(("paper", "released", "chosen")) for origin in origins.values()):
         typer.echo("\npaper: its text says so; released: the authors' code or settings do; chosen: never published.")
     verb = "train" if recipe.trains else "eval --recipe"
     root = "" if settings["data"]["name"] == "glyphs" else " --root FOLDER"
     typer.echo(f"\nrecollect {verb} {recipe.name}{root}")
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Settings as text; options of a loss or a data set are separate settings."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif value is None or isinstance(value, bool):
-            yield prefix + key, "null" if value is None else str(value).lower()
-        else:
-            yield prefix + key, f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # Models -------------------------------------------------------------------------------------------------------------

@@ -177,11 +177,11 @@ def evaluate_command(
         *("precision", "max_pixels", "skip_bad"),
     )
     options.refuse_unused(protocol == "reid", "with --protocol reid, which has no values per query", "queries_out")
-    options.remarks_aside()
+    options.remarks.aside = True
     result = write_evaluation(target or init, **given)
     if as_json:
         for note in result.notes:
-            options.remark_aside(str(note))
+            options.remark(str(note), aside=True)
         options.print_json(result.summary)
     else:
         show_tables(result)
@@ -222,7 +222,7 @@ def embed(
     vectors = embed_catalogue(**given)
     count, dim = vectors.embeddings.shape
     if skipped := vectors.source.get("left_out"):
-        options.remark_aside(summary(count, skipped))
+        options.remark(summary(count, skipped), aside=True)
     classes = ""
     if vectors.labels is not None:
         classes = f", {len(set(vectors.labels) - {''}):,} classes"
@@ -319,7 +319,7 @@ def report(
     given = options.arguments(locals(), "images", limit=images or None)
     from recollect import write_report
 
-    options.remarks_aside()
+    options.remarks.aside = True
     typer.echo(write_report(**given))
 
 

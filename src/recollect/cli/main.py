@@ -26,8 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from recollect.cli.options import app
-from recollect.common import console
+from recollect.cli.options import app, remark
 from recollect.common.errors import FULL, DataWarning, RecollectError, causes, storage_error, unreadable
 from recollect.common.machine import keep_freed_memory, spin_briefly
 from recollect.common.text import printable
@@ -62,8 +61,8 @@ def show_data_warnings() -> None:
     def show(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
         if not issubclass(category, DataWarning):
             otherwise(message, category, *place, **rest)
-        elif not console.silent:
-            print(f"recollect: {printable(str(message))}", file=sys.stderr)
+        else:
+            remark(str(message), aside=True)
 
     warnings.simplefilter("once", DataWarning)
     warnings.showwarning = show

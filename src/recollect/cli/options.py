@@ -45,9 +45,11 @@ class _Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Count how often each option is given, before the values are checked."""
-        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        values, _, order = self.make_parser(ctx).parse_args(list(args))
         _typed.clear()
         for option, times in Counter(order).items():
+            if values[option.name or ""] is None:  # an argument that was left out
+                continue
             _typed[option.name or ""] = max(option.opts, key=len)
             several = not isinstance(option, TyperOption) or option.multiple or option.is_flag or option.count
             if times > 1 and not several:
@@ -146,41 +148,36 @@ class _Remarks(logging.Handler):
         elif getattr(record, "result", False) and not self.aside:
             typer.echo(printable(record.getMessage()))
         elif not (getattr(record, "progress", False) and (sys.stderr if self.aside else sys.stdout).isatty()):
-            (remark_aside if self.aside else remark)(record.getMessage())
+            remark(record.getMessage(), aside=self.aside)
 
 
-_remarks = _Remarks(logging.INFO)
+remarks = _Remarks(logging.INFO)
+"""Prints the messages. ``aside``: on standard error, for commands whose standard output a script reads, and with ``--json``."""
 
 
 @contextlib.contextmanager
 def show_remarks() -> Iterator[None]:
     """Print the library's messages inside the block."""
     library = logging.getLogger("recollect")
-    before, _remarks.aside = library.level, False
+    before, remarks.aside = library.level, False
     library.setLevel(logging.INFO)
-    library.addHandler(_remarks)
+    library.addHandler(remarks)
     try:
         yield
     finally:
-        library.removeHandler(_remarks)
+        library.removeHandler(remarks)
         library.setLevel(before)
 
 
-def remarks_aside(aside: bool = True) -> None:
-    """Print messages on standard error: for commands whose standard output a script reads, and with ``--json``."""
-    _remarks.aside = aside
+def remark(line: str, *, aside: bool = False) -> None:
+    """Print messages such as the plan and the paths of written files. Silent with ``--quiet``.
 
-
-def remark(line: str) -> None:
-    """Print messages such as the plan and the paths of written files. Silent with ``--quiet``."""
+    Args:
+        line: the message.
+        aside: print it on standard error, for commands whose standard output a script reads.
+    """
     if not console.silent:
-        typer.echo(printable(line))
-
-
-def remark_aside(line: str) -> None:
-    """The same on standard error, for commands whose standard output a script reads."""
-    if not console.silent:
-        typer.echo(f"recollect: {printable(line)}", err=True)
+        typer.echo(f"{'recollect: ' * aside}{printable(line)}", err=aside)
 
 
 def echo(text: str) -> None:

@@ -15,12 +15,6 @@ from recollect.common.errors import InputError
 from recollect.common.text import number_of, printable
 from recollect.search.stores import NEIGHBOURS
 
-
-def _flag(name: str, text: str) -> Any:
-    """A switch with one name only."""
-    return Option(name, help=text)
-
-
 _limit = partial(Option, min=1, max=10**10)
 _rate = partial(Option, min=1e-12, max=0.5, callback=options.finite)
 
@@ -37,28 +31,30 @@ def index(
     model: Annotated[
         str | None, options.model_option(help="A run, a saved embedder, or an initialisation by name.")
     ] = None,
-    add: Annotated[bool, _flag("--add", "Add single image files, with their relative paths as ids.")] = False,
-    remove: Annotated[bool, _flag("--remove", "Remove the images with these ids.")] = False,
-    info: Annotated[bool, _flag("--info", "Print a summary of the index.")] = False,
-    check: Annotated[bool, _flag("--check", "With --info: read the whole file and say whether it is damaged.")] = False,
+    add: Annotated[bool, Option("--add", help="Add single image files, with their relative paths as ids.")] = False,
+    remove: Annotated[bool, Option("--remove", help="Remove the images with these ids.")] = False,
+    info: Annotated[bool, Option("--info", help="Print a summary of the index.")] = False,
+    check: Annotated[
+        bool, Option("--check", help="With --info: read the whole file and say whether it is damaged.")
+    ] = False,
     prune: Annotated[
-        bool, _flag("--prune", "Remove images whose files are gone (with --rebuild: leave them out).")
+        bool, Option("--prune", help="Remove images whose files are gone (with --rebuild: leave them out).")
     ] = False,
     rebuild: Annotated[
-        bool, _flag("--rebuild", "Embed everything with --model; the old vectors answer meanwhile.")
+        bool, Option("--rebuild", help="Embed everything with --model; the old vectors answer meanwhile.")
     ] = False,
     meta: Annotated[list[str] | None, Option(help="Metadata for --add, as name=value.")] = None,
     prefix: Annotated[str, Option(help="Prefix of every id, to keep several folders apart.")] = "",
     dim: Annotated[int | None, Option(min=1, max=2**16, help="Keep only the first DIM values of each vector.")] = None,
-    half: Annotated[bool, _flag("--half", "Keep vectors in half precision.")] = False,
+    half: Annotated[bool, Option("--half", help="Keep vectors in half precision.")] = False,
     approximate: Annotated[
-        bool, _flag("--approximate", "Search approximately from now on, and measure the recall.")
+        bool, Option("--approximate", help="Search approximately from now on, and measure the recall.")
     ] = False,
     candidates: Annotated[
         int | None, Option(min=1, max=1000, help="With --approximate: images per query compared exactly. Default: 100.")
     ] = None,
-    exact: Annotated[bool, _flag("--exact", "Always search exactly from now on.")] = False,
-    rehash: Annotated[bool, _flag("--rehash", "Read every file, even if size and time are unchanged.")] = False,
+    exact: Annotated[bool, Option("--exact", help="Always search exactly from now on.")] = False,
+    rehash: Annotated[bool, Option("--rehash", help="Read every file, even if size and time are unchanged.")] = False,
     max_pixels: options.MaxPixels = None,
     wait: options.Wait = 0.0,
     weights: options.Weights = None,
@@ -73,6 +69,7 @@ def index(
 
     It can be interrupted at any moment; the next call resumes.
     """
+    given = options.arguments(locals(), "things", "info", "meta", "exact")
     from recollect import update_index
     from recollect.data import summary
 
@@ -89,16 +86,13 @@ def index(
     embeds = folders or add or model is not None
     unused = ("weights", "batch_size", "precision", "device", "download", "max_pixels")
     options.refuse_unused(not embeds, "without a model or images", *unused)
-    metadata = {name: values[-1] for name, values in options.parse_pairs(meta or [], "--meta").items()}
-    files: dict[str, Any] = {"add": names if add else [], "remove": names if remove else [], "metadata": metadata}
-    given: dict[str, Any] = {"rebuild": rebuild, "prune": prune, "prefix": prefix, "rehash": rehash, "check": check}
-    given |= {"model": model, "dim": dim, "half": half, "candidates": candidates, "wait": wait}
-    given |= {"weights": weights, "batch_size": batch_size, "precision": precision, "device": device}
+    given |= {"folders": names if folders else [], "add": names if add else [], "remove": names if remove else []}
+    given["metadata"] = {name: values[-1] for name, values in options.parse_pairs(meta or [], "--meta").items()}
     given["approximate"] = True if approximate else False if exact else None
-    update = update_index(address, names if folders else [], download=download, **files, **given)
+    update = update_index(**given)
     for changes in update.changes:
         for sentence in changes.skipped:
-            options.remark_aside(sentence)
+            options.remark(sentence, aside=True)
     if as_json:
         options.print_json({**update.facts, "changes": [asdict(changes) for changes in update.changes]})
         return
@@ -158,7 +152,7 @@ def search(
         Option(help="Only images with this metadata, e.g. label=shoe; repeat a name to allow several values."),
     ] = None,
     exact: Annotated[
-        bool, _flag("--exact", "Compare with every image, even if the index is searched approximately.")
+        bool, Option("--exact", help="Compare with every image, even if the index is searched approximately.")
     ] = False,
     dim: options.Dim = None,
     html: Annotated[Path | None, Option(help="Also write a page with the results.")] = None,
@@ -170,7 +164,7 @@ def search(
     root: Annotated[Path | None, Option(help="New folder of the images of an .npz, if they moved; for --html.")] = None,
     skip_bad: options.SkipBad = False,
     overwrite: Annotated[
-        bool, _flag("--overwrite", "Let --html overwrite a file that recollect did not write.")
+        bool, Option("--overwrite", help="Let --html overwrite a file that recollect did not write.")
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -178,7 +172,7 @@ def search(
     from recollect.search.commands import search_images
     from recollect.search.index import Index
 
-    options.remarks_aside()
+    options.remarks.aside = True
     options.refuse_unused(html is None, "without --html", "overwrite")
     options.refuse_unused(not index.endswith(".npz"), "on an index, which knows its images", "root")
     if html is not None:
@@ -212,7 +206,7 @@ def serve(
     address: Annotated[str, Argument(metavar="INDEX", help="The index: a file or an address.")],
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for every network.")] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 8000,
-    write: Annotated[bool, _flag("--write", "Allow clients with the token to add and remove images.")] = False,
+    write: Annotated[bool, Option("--write", help="Allow clients with the token to add and remove images.")] = False,
     token_file: Annotated[
         Path | None, Option(help="File with the token; without it RECOLLECT_TOKEN, or a new one is printed.")
     ] = None,
@@ -227,12 +221,11 @@ def serve(
     quiet: options.Quiet = False,
 ) -> None:
     """Serve an index: a web page at /, an API at /search and /items (description at /openapi.json)."""
+    given = options.arguments(locals(), "address", "allow_host", hosts=allow_host or [], max_pixels=max_pixels)
     import recollect
 
     options.refuse_unused(not write, "without --write", "token_file")
-    given: dict[str, Any] = {"host": host, "port": port, "hosts": allow_host or []}
-    given |= {"write": write, "token_file": token_file, "max_bytes": max_bytes, "max_pixels": max_pixels}
-    recollect.serve(address, model=model, weights=weights, device=device, **given)
+    recollect.serve(address, **given)
 
 
 @options.app.command()
@@ -258,16 +251,15 @@ def calibrate(
 
     recollect search and recollect serve then say same, similar or unknown.
     """
+    given = options.arguments(locals(), "false_match_rate", same_rate=false_match_rate)
     from recollect import calibrate_target
     from recollect.search.stores.base import is_index
 
     options.refuse_unused(data is None, "without --data", "root", "split", "max_pixels")
     options.refuse_unused(not is_index(target), "on a model, which has no other writers", "wait")
-    given: dict[str, Any] = {"same_rate": false_match_rate, "similar_rate": similar_rate, "wait": wait}
-    given |= {"model": model, "root": root, "weights": weights, "device": device, "download": download}
-    calibration, remarks = calibrate_target(target, data, split=split, **given)
+    calibration, remarks = calibrate_target(**given)
     for sentence in remarks:
-        options.remark_aside(str(sentence))
+        options.remark(str(sentence), aside=True)
     if as_json:
         options.print_json(calibration.as_dict())
         return
@@ -299,6 +291,7 @@ def duplicates(
     quiet: options.Quiet = False,
 ) -> None:
     """Find near-duplicates by exact search, in groups, also between train and test folders."""
+    given = options.arguments(locals(), "similarity", "top", threshold=similarity)
     from recollect import find_duplicates
     from recollect.search.stores.base import is_index
 
@@ -306,10 +299,9 @@ def duplicates(
     options.refuse_unused(is_index(target), "on an index, whose vectors are compared", *unused)
     options.refuse_unused(as_json, "with --json, which has all groups", "top")
     remarks: list[str] = []
-    opening: dict[str, Any] = {"model": model, "weights": weights, "device": device, "download": download}
-    groups, count = find_duplicates(target, threshold=similarity, remarks=remarks, **opening)
+    groups, count = find_duplicates(**given, remarks=remarks)
     for sentence in remarks:
-        options.remark_aside(sentence)
+        options.remark(sentence, aside=True)
     if as_json:
         rows = [
             {"ids": [item.id for item in group.items], "similarity": round(group.similarity, 6)}

@@ -74,7 +74,7 @@ def tune(
 
     values = parse_settings(settings, options.data_settings(skip_bad, max_pixels))
     config = recollect.resolve(recipe or default_recipe(data, root), values, data=data, root=root)
-    options.remarks_aside(as_json)
+    options.remarks.aside = as_json
     search: dict[str, Any] = {"trials": trials, "space": space, "sampler": sampler, "pruner": pruner}
     if plan:
         options.show_plan(recollect.plan_tuning(config, out, **search), as_json)
@@ -132,7 +132,7 @@ def compare(
     import recollect
     from recollect.config.resolve import default_recipe, parse_settings
 
-    options.remarks_aside(as_json)
+    options.remarks.aside = as_json
     recipe = recipe or default_recipe(data, root)
     values = parse_settings(settings, options.data_settings(skip_bad, max_pixels))
     plan_options: dict[str, Any] = {"data": data, "root": root, "out": out, "seeds": seeds, "steps": steps}

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 from typer import Option
 
 from recollect.cli import options
-from recollect.common.errors import ConfigError
 from recollect.common.text import printable
 from recollect.config.schema import PANELS, Config, meanings
 
@@ -136,23 +135,20 @@ def train(
         values["run.epochs" if "run.steps" in lengths else "run.steps"] = None
     values |= options.data_settings(skip_bad, max_pixels) | options.drop_none(**{"data.options.test_share": test_share})
     if split_of is not None:
-        if not (data or resume or final):
-            raise ConfigError("--split-of divides the classes of a folder: give it with --data FOLDER.")
+        options.refuse_unused(
+            not (data or resume or final), "without --data FOLDER, whose classes it divides", "split_of"
+        )
         values |= recollect.split_of(split_of)
     values = parse_settings(settings, values)
-    options.remarks_aside(as_json)
+    options.remarks.aside = as_json
     if resume is not None or final is not None:
         values |= options.drop_none(**{"data.root": root})
     if resume is not None:
-        if any((recipe, data, final, out, plan)):
-            raise ConfigError(
-                "--resume continues a run where it is: remove the recipe, --data, --final, --out and --plan."
-            )
+        options.refuse_unused(True, "with --resume, which continues a run", "recipe", "data", "final", "out", "plan")
         _show(recollect.train(resume=resume, settings=values), as_json)
         return
     if final is not None:
-        if any((recipe, data)):
-            raise ConfigError("--final takes its settings from the run: remove the recipe and --data.")
+        options.refuse_unused(True, "with --final, which takes the settings of the run", "recipe", "data")
         config = recollect.final_config(final, values)
     else:
         config = recollect.resolve(recipe or default_recipe(data, root), values, data=data, root=root)

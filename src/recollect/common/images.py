@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from recollect.common import pixels
-from recollect.common.errors import ConfigError, ImageError, InputError, RecollectError, in_bytes, require
+from recollect.common.errors import ConfigError, ImageError, InputError, RecollectError, in_bytes
 from recollect.common.text import check_choice, number_of, printable
 
 if TYPE_CHECKING:
@@ -203,8 +202,7 @@ def _errors_named(name: str) -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise ImageError("not a readable image.", "not an image", name) from error
     except Image.DecompressionBombError as error:
-        large = _too_large("too many pixels")
-        raise ImageError(large.reason, large.kind, name) from error
+        raise ImageError(_too_large("too many pixels").reason, "too large", name) from error
     except Exception as error:  # PIL's decoders raise nearly anything on damaged files
         if isinstance(error, OSError) and error.strerror:
             raise ImageError(f"cannot be read ({error.strerror}).", "not readable", name) from error
@@ -230,7 +228,7 @@ def _identified(file: Any) -> Image.Image:
             raise ImageError(
                 'a HEIC image. To read it,  pip install "recollect[heic]", or convert it to JPEG.', "HEIC"
             ) from None
-        _register_heif()
+        importlib.import_module("pillow_heif").register_heif_opener()
         image = Image.open(file, formats=("HEIF",))
     if image.width * image.height > _max_pixels:
         raise _too_large(f"{image.width:,}×{image.height:,} pixels")
@@ -243,11 +241,6 @@ def _too_large(size: str) -> ImageError:
         "--max-pixels (data.max_pixels in YAML, set_max_pixels in Python) if you trust it.",
         "too large",
     )
-
-
-@cache
-def _register_heif() -> None:
-    require("pillow_heif", "heic", "reading HEIC images").register_heif_opener()
 
 
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos")
@@ -343,7 +336,7 @@ def with_skip_advice(error: ImageError, name: str) -> ImageError:
     return ImageError(f"{error.reason} {advice}", error.kind, error.name or printable(name))
 
 
-def bad_image_summary(bad: Sequence[BadImage], consequence: str) -> str:
+def bad_image_summary(bad: Sequence[BadImage | ImageError], consequence: str) -> str:
     """A message that names up to 20 of them, e.g. with the consequence "their rows are NaN"."""
     lines = "\n  ".join([*map(str, bad[:_MOST_LISTED]), *(["..."] if len(bad) > _MOST_LISTED else [])])
     return f"{number_of(len(bad), 'image')} could not be read; {consequence}:\n  {lines}"

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from recollect.common.errors import ConfigError
 from recollect.common.text import check_choice, number_of
@@ -94,11 +94,6 @@ def available_bytes(root: Path = Path("/")) -> int:
     return min(sizes, default=UNKNOWN) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def resident_bytes() -> int:
-    """Memory that this process uses now, in bytes; 0 if the system does not report it."""
-    return 1024 * (_number(Path("/proc/self/status"), "VmRSS:") or 0)
-
-
 def peak_memory_mb(device: torch.device) -> int | None:
     """Peak memory so far, of the GPU or of this process; None if the system does not report it."""
     if device.type == "cuda":
@@ -157,13 +152,6 @@ _SPINS = 2000
 # processes instead of 4–20 times.
 
 
-class Work(NamedTuple):
-    """The amount of computation of a network."""
-
-    multiply_adds: float
-    operations: int
-
-
 def threads_for(multiply_adds: float, operations: float = 1) -> int:
     """Threads for work of this size: at least 1, at most as many as torch uses now.
 
@@ -193,10 +181,7 @@ def limited_threads(count: int) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    if count >= before:
-        yield
-        return
-    torch.set_num_threads(count)
+    torch.set_num_threads(min(count, before))
     try:
         yield
     finally:
@@ -215,15 +200,15 @@ def spin_briefly() -> None:
         os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": str(_SPINS)}
 
 
-def forward_work(network: nn.Module, inputs: Tensor) -> Work:
-    """The work of convolutions and linear layers in one forward pass; other operations are not counted.
+def forward_work(network: nn.Module, inputs: Tensor) -> tuple[float, int]:
+    """Multiply-adds of the convolutions and linear layers in one forward pass, and how many of these layers there are.
 
     The pass is done in evaluation mode and without a graph, so that no random number is drawn.
 
     Examples:
         >>> import torch
         >>> forward_work(torch.nn.Linear(8, 4), torch.zeros(2, 8))
-        Work(multiply_adds=64.0, operations=1)
+        (64.0, 1)
     """
     import torch
     from torch import nn
@@ -249,7 +234,7 @@ def forward_work(network: nn.Module, inputs: Tensor) -> Work:
         network.train(was_training)
         for hook in hooks:
             hook.remove()
-    return Work(total, count)
+    return total, count
 
 
 # Devices ------------------------------------------------------------------------------------------------------------

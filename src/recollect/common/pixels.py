@@ -31,7 +31,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     image.load()
     if image.mode in ("I;16", "I;16L", "I;16B", "I;16N", "I"):
         # PIL's convert() clips 16-bit values at 255; keeping the high byte keeps the picture.
-        wide = image.mode != "I" or _largest(image) > 255
+        extremes: Any = image.getextrema()
+        wide = image.mode != "I" or extremes[1] > 255
         return _in_bands(image, lambda band: _grey(np.asarray(band) >> 8 if wide else np.asarray(band)))
     if image.mode == "F":
         return _in_bands(image, lambda band: _grey(np.nan_to_num(np.asarray(band))))
@@ -60,11 +61,6 @@ def _on_white(image: Image.Image) -> Image.Image:
     rgba = image.convert("RGBA")
     white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
     return Image.alpha_composite(white, rgba).convert("RGB")
-
-
-def _largest(image: Image.Image) -> float:
-    extremes: Any = image.getextrema()
-    return 0 if extremes is None else float(extremes[1])
 
 
 def resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:

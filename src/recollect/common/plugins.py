@@ -103,26 +103,18 @@ def is_plugin(kind: str, name: str) -> bool:
 def load(kind: str, name: str) -> Loaded | None:
     """The object that a name stands for outside the package; None if it is neither a reference nor an installed name.
 
-    Raises:
-        ConfigError: there is no such file, module or attribute, its code fails when imported, or it is not trusted.
-    """
-    if is_reference(name):
-        return load_reference(name, kind)
-    point = installed(kind).get(name)
-    return None if point is None else load_reference(f"{point.module}:{point.attr}", kind, name)
-
-
-def load_reference(reference: str, kind: str, name: str | None = None) -> Loaded:
-    """Import the object that ``reference`` names.
-
     Args:
-        reference: ``package.module:attribute`` or ``path/file.py:attribute``.
         kind: what it should be, for messages: a key of ``GROUPS``.
-        name: the name that the user gave, if not the reference.
+        name: ``package.module:attribute``, ``path/file.py:attribute``, or the name of an entry point.
 
     Raises:
         ConfigError: there is no such file, module or attribute, its code fails when imported, or it is not trusted.
     """
+    reference = name
+    if not is_reference(name):
+        if (point := installed(kind).get(name)) is None:
+            return None
+        reference = f"{point.module}:{point.attr}"
     if reference.startswith(_UNTRUSTED):
         raise ConfigError(
             f"{kind} {reference.removeprefix(_UNTRUSTED)!r} is named by a run or a saved model, and using it runs that "
@@ -157,7 +149,7 @@ def load_reference(reference: str, kind: str, name: str | None = None) -> Loaded
             raise ConfigError(f"{kind} {reference!r}: {place} has no {part!r}.{did_you_mean(part, public)}")
         target = getattr(target, part)
     file = None if module.__file__ is None else Path(module.__file__)
-    return _recorded(Loaded(target, name or reference, file, "" if file is None else _digest(file), kind))
+    return _recorded(Loaded(target, name, file, "" if file is None else _digest(file), kind))
 
 
 def describe(thing: Any, kind: str, name: str | None = None) -> Loaded:

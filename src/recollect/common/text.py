@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import numbers
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,17 @@ def printable(text: str) -> str:
         'a\\\\x1b[31mb'
     """
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings with dotted names.
+
+    Examples:
+        >>> list(flat({"loss": {"name": "recall_at_k", "options": {"simix": True}}}))
+        [('loss.name', 'recall_at_k'), ('loss.options.simix', True)]
+    """
+    for key, value in values.items():
+        yield from flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
 
 
 def some_names(names: Sequence[str], most: int = 3) -> str:

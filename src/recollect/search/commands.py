@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError, DataError, ImageError, InputError
-from recollect.common.images import BadImage, bad_image_summary, with_skip_advice
+from recollect.common.errors import DataError, ImageError, InputError
+from recollect.common.images import bad_image_summary, with_skip_advice
 from recollect.search.index import CANDIDATES, Index
 from recollect.search.stores import NEIGHBOURS
 from recollect.search.stores.base import Match, NoIndexError
@@ -81,9 +81,9 @@ def update_index(
         opening: ``weights``, ``device``, ``batch_size``, ``precision``, ``download`` for the model.
 
     Raises:
-        ConfigError: there is no index and no ``model`` to make one.
         InputError: ``rebuild`` without ``model``; ``candidates`` without ``approximate``; another ``dim`` or ``half`` than the
             index has, without ``rebuild``.
+        NoIndexError: there is no index and no ``model`` to make one.
         DataError, ImageError, StoreError: what cannot be read or written; none of the files to add can be read.
 
     Example:
@@ -98,9 +98,9 @@ def update_index(
     listings = [scan_images(folder, prefix=prefix) for folder in folders]  # before a new index is created for them
     try:
         index = Index.open(address, None if rebuild else model, **opening)
-    except NoIndexError as error:
+    except NoIndexError:
         if model is None:
-            raise ConfigError(f"{address}: there is no index. To create one, give the model: --model RUN") from error
+            raise
         index = Index.create(address, model, dim=dim, half=half, **opening)
     with index:
         if check:
@@ -204,7 +204,7 @@ def search_images(
                 raise InputError(f"{name!r} is neither a file, a folder, nor an id of {opened.address}.")
         results = {n: opened.search_id(name, **options) for n, name in enumerate(asked) if isinstance(name, str)}
         images = [(number, path) for number, path in enumerate(asked) if isinstance(path, Path)]
-        bad: list[BadImage] = []
+        bad: list[ImageError] = []
         for start in range(0, len(images), _BATCH):
             batch = images[start : start + _BATCH]
             errors: dict[int, ImageError] = {}
@@ -215,7 +215,7 @@ def search_images(
                 elif on_bad_image == "error":
                     raise with_skip_advice(error, str(path)) from error
                 else:
-                    bad.append(BadImage(start + number, str(path), error.reason, error.kind))
+                    bad.append(error)
     answered = [QueryResult(query, results[number]) for number, query in enumerate(asked) if number in results]
     if bad:
         if not answered:

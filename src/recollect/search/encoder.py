@@ -171,17 +171,15 @@ def fingerprint(embedder: Embedder) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def vector_length(encoder: Encoder, dim: int | None) -> int:
-    """The length of vectors that keep the first ``dim`` values of the model's; None for all of them.
+def vector_length(whole: int, dim: int | None) -> int:
+    """The length of vectors that keep the first ``dim`` of ``whole`` values; None for all of them.
 
     Raises:
-        InputError: the model has fewer.
+        InputError: there are fewer.
     """
-    if dim is not None and not 1 <= dim <= encoder.dim:
-        raise InputError(
-            f"dim is {dim}: the model's vectors have {encoder.dim} values; choose from 1 to {encoder.dim}."
-        )
-    return dim or encoder.dim
+    if dim is not None and not 1 <= dim <= whole:
+        raise InputError(f"dim is {dim}: the model's vectors have {whole} values; choose from 1 to {whole}.")
+    return dim or whole
 
 
 def shorten(rows: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
@@ -198,8 +196,8 @@ def shorten(rows: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
 def read_calibration(encoder: Encoder) -> dict[str, Any] | None:
     """The calibration kept with a model; None if there is none, or if it belongs to other weights."""
     path = Path(str(encoder.provenance.get("model"))) / CALIBRATION
-    stored = read_json(path) if path.is_file() else None
-    return stored if isinstance(stored, dict) and stored.get("fingerprint") == encoder.fingerprint else None
+    stored: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return stored if stored.get("fingerprint") == encoder.fingerprint else None
 
 
 SECONDS = 10.0

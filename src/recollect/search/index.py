@@ -13,14 +13,15 @@ import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from recollect.common.errors import ConfigError, DataError, ImageError, InputError
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.search.encoder import (
     Encoder,
     OnBad,
@@ -72,7 +73,7 @@ class OtherModelError(DataError):
     """Vectors of a different model than that of the index."""
 
 
-class Index:
+class Index(AbstractContextManager["Index", None]):
     """A searchable set of images.
 
     Attributes:
@@ -99,9 +100,6 @@ class Index:
     def close(self) -> None:
         """Close files and connections."""
         self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -324,7 +322,7 @@ class Index:
             wait: seconds to wait for another process that is writing.
         """
         names = [_default_id(image) for image in images] if ids is None else list(ids)
-        columns = _columns(f"{len(images)} images", len(images), names, metadata)
+        columns = _columns("images", images, names, metadata)
         check_ids(names)
         with self.store.writing(wait):
             return add_images(self.store, self._refresh(), self._embed, images, names, columns)
@@ -350,19 +348,15 @@ class Index:
         Raises:
             OtherModelError: another model's fingerprint.
         """
-        columns, rows = (
-            _columns(f"{len(vectors)} vectors", len(vectors), ids, metadata),
-            np.asarray(vectors, np.float32),
-        )
+        columns = _columns("vectors", vectors, ids, metadata)
         contents = [("", None)] * len(ids) if pictures is None else list(map(digest_of, pictures))
         with self.store.writing(wait):
             generation = self._refresh()
             self._check_fingerprint(fingerprint, generation, "the model that made these vectors")
+            rows = self._shorten(np.asarray(vectors, np.float32), generation)
             items = (
                 Item(name, row, extra, digest, picture=picture)
-                for name, row, extra, (digest, picture) in zip(
-                    ids, self._shorten(rows, generation), columns, contents, strict=True
-                )
+                for name, row, extra, (digest, picture) in zip(ids, rows, columns, contents, strict=True)
             )
             for batch in batches(items, 4096):
                 self.store.put(generation.number, batch)
@@ -404,20 +398,17 @@ class Index:
     ) -> list[list[Match]]:
         """``search`` for several images at once. With ``on_bad``, see ``Encoder.embed``, a bad image has no matches."""
         for attempt in range(3):
-            encoder, bad = self.encoder, dict[int, ImageError]()
-            rows = encoder.embed(list(images), None if on_bad is None else bad.__setitem__)
-            good = [number for number in range(len(rows)) if number not in bad]
+            encoder = self.encoder
+            rows = encoder.embed(list(images), on_bad)
+            good = [not np.isnan(row).all() for row in rows]
             try:
                 options: dict[str, Any] = {"exact": exact, "fingerprint": encoder.fingerprint}
-                answers = iter(self.search_vectors(rows[good], k, where, **options) if good else ())
+                answers = iter(self.search_vectors(rows[good], k, where, **options) if any(good) else ())
                 break
             except OtherModelError:  # the index was rebuilt between embedding and searching
                 if attempt == 2:
                     raise
-        for number, error in bad.items():
-            if on_bad is not None:
-                on_bad(number, error)
-        return [[] if number in bad else next(answers) for number in range(len(rows))]
+        return [next(answers) if is_good else [] for is_good in good]
 
     def search_vectors(
         self,
@@ -626,7 +617,7 @@ class Index:
 def _generation(number: int, encoder: Encoder, dim: int | None, half: bool) -> Generation:
     """A new generation. It has the model's own calibration, unless vectors are shortened, which changes similarities."""
     model = {**encoder.provenance, "fingerprint": encoder.fingerprint, "dim": encoder.dim}
-    length = vector_length(encoder, dim)
+    length = vector_length(encoder.dim, dim)
     return Generation(number, model, length, half, None, read_calibration(encoder) if length == encoder.dim else None)
 
 
@@ -637,12 +628,16 @@ def match_level(similarity: float, calibration: Mapping[str, Any]) -> str:
 
 
 def _columns(
-    things: str, count: int, ids: Sequence[str], metadata: Sequence[Mapping[str, object] | None] | None
+    kind: str,
+    things: Sequence[Any] | Vectors,
+    ids: Sequence[str],
+    metadata: Sequence[Mapping[str, object] | None] | None,
 ) -> list[dict[str, str]]:
     """The metadata of images or vectors as it is stored; refuses another number of ids or metadata."""
     columns = [None] * len(ids) if metadata is None else metadata
-    if not count == len(ids) == len(columns):
-        raise InputError(f"{things}, {len(ids)} ids and {len(columns)} metadata: give one id and metadata for each.")
+    if not len(things) == len(ids) == len(columns):
+        counts = f"{len(things)} {kind}, {len(ids)} ids and {len(columns)} metadata"
+        raise InputError(f"{counts}: give one id and metadata for each.")
     return list(map(clean_metadata, columns))
 
 

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -202,7 +202,7 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
     Args:
         index: the index to serve.
         limits: limits of requests, and who may write.
-        on_ready: called when the model and the vectors are loaded, just before the first request.
+        on_ready: called just before the first request.
     """
     limits = limits or Limits()
     metrics = Metrics()
@@ -211,10 +211,11 @@ def create_app(index: Index, limits: Limits | None = None, on_ready: Callable[[]
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.decoder.start()
-        await service.batcher.start()
+        answering = asyncio.create_task(service.batcher.run())
         on_ready()
         yield
-        await service.batcher.stop()
+        await service.batcher.queue.join()  # the waiting queries are answered
+        answering.cancel()
         service.decoder.stop()
 
     app = FastAPI(
@@ -447,11 +448,9 @@ class _Service:
 
     def _shrunk(self, digest: str, source: str, stamp: str) -> bytes:
         """The thumbnail of an item as JPEG."""
-        if source and stamp_of(Path(source)) != stamp:
-            raise FileNotFoundError  # a file that replaced an indexed one must not be shown
         picture = Path(source) if source else self.index.store.picture(digest)
-        if picture is None:
-            raise FileNotFoundError
+        if picture is None or (source and stamp_of(Path(source)) != stamp):
+            raise FileNotFoundError  # a file that replaced an indexed one must not be shown
         image, buffer = read_image(picture), io.BytesIO()
         image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
         image.save(buffer, "JPEG", quality=85)
@@ -562,12 +561,6 @@ class Job:
     answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-def warm_up(index: Index) -> None:
-    """Open the model and read the vectors; an index that is damaged is refused here."""
-    rows = index.encoder.embed([np.full((64, 64, 3), 127, np.uint8)])
-    index.search_vectors(np.nan_to_num(rows), 1)
-
-
 class Batcher:
     """Answers queries of an index, one batch after the other: a model takes little longer for eight images than for one.
 
@@ -586,21 +579,6 @@ class Batcher:
         self._index, self._observe = index, observe
         self.queue: asyncio.Queue[Job] = asyncio.Queue()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="search")
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Open the model and read the vectors, so that the first query is as fast as the others; then accept queries."""
-        await asyncio.get_running_loop().run_in_executor(self._worker, warm_up, self._index)
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Answer the waiting queries, then stop."""
-        await self.queue.join()
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        self._worker.shutdown()
 
     async def answer(self, job: Job) -> Any:
         """The matches of one query; with ``k`` 0, its vector and the fingerprint of the model.
@@ -611,7 +589,8 @@ class Batcher:
         self.queue.put_nowait(job)  # the server limits how many wait
         return await job.answer
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Answer queries until this task is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             jobs: list[Job] = []

@@ -11,7 +11,9 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from recollect.common.errors import ConfigError, DataError, require
+import numpy as np
+
+from recollect.common.errors import ConfigError, require
 from recollect.common.reading import read_text
 from recollect.search.index import Index
 
@@ -25,13 +27,10 @@ def find_token(file: Path | None) -> tuple[str, bool]:
     """The token of writers, and whether it was generated: from a file, the environment, or random.
 
     Raises:
-        ConfigError: the file is empty or cannot be read, or the token is shorter than 16 characters.
+        DataError: the file cannot be read. ConfigError: the token is shorter than 16 characters.
     """
     if file is not None:
-        try:
-            token = read_text(file).strip()
-        except DataError as error:
-            raise ConfigError(f"the token cannot be read. {error}") from error
+        token = read_text(file).strip()
     elif (token := os.environ.get(TOKEN, "").strip()) == "":
         return secrets.token_urlsafe(24), True
     if len(token) < 16 or not token.isascii() or not token.isprintable():
@@ -130,14 +129,16 @@ def serve(
     uvicorn: Any = require("uvicorn", "serve", "recollect serve")
     for module in ("fastapi", "python_multipart", "prometheus_client"):
         require(module, "serve", "recollect serve")
-    from recollect.search.service import Limits, create_app, warm_up
+    from recollect.search.service import Limits, create_app
 
     token, is_new = find_token(None if token_file is None else Path(token_file)) if write else (None, False)
     with nullcontext(index) if isinstance(index, Index) else Index.open(index, model, **opening) as opened:
         if is_new:
             logger.warning(f"the token for writing is {token}")
         logger.info(f"{opened.address}: {len(opened):,} images; loading the model and the vectors")
-        warm_up(opened)  # an error here is a sentence; in the server it would be a traceback
+        # So that the first query is as fast as the others. An error here is a sentence; in the server, a traceback.
+        rows = opened.encoder.embed([np.full((64, 64, 3), 127, np.uint8)])
+        opened.search_vectors(np.nan_to_num(rows), 1)
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         limits = Limits(token, max_bytes, max_pixels, allowed_hosts(host, list(hosts)))
         app = create_app(opened, limits, lambda: logger.info(f"ready at {address} (Ctrl-C stops)"))

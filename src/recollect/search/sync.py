@@ -30,6 +30,8 @@ from recollect.data.tables import read_csv, relative_to
 from recollect.search.encoder import OnBad, shorten
 from recollect.search.stores.base import Generation, Item, Store, Vectors
 
+Entry = tuple[Item, Any]
+"""An image as it should be in the index, and the path or the object that was passed."""
 Embed = Callable[[Sequence[Any], OnBad], Vectors]
 """``Encoder.embed``. It is called only where there is something to embed, so that a model need not be opened before."""
 
@@ -172,14 +174,6 @@ class SyncChanges:
         self.left_out[kind] = self.left_out.get(kind, 0) + 1
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """An image as it should be in the index. ``image`` is a path or the object that was passed."""
-
-    item: Item
-    image: Any
-
-
 def add_images(
     store: Store,
     generation: Generation,
@@ -189,10 +183,9 @@ def add_images(
     metadata: Sequence[Mapping[str, str]],
 ) -> SyncChanges:
     """Add images by their ids; an image with unchanged contents is not embedded again."""
-    filling = _Filling(store, generation, embed, {})
+    filling = _Filling(store, generation, embed, store.get(generation.number, ids))
     with ProgressLine("indexing", len(images)) as line:
         for batch in batches(zip(images, ids, metadata, strict=True)):
-            filling.items = store.get(generation.number, [name for _, name, _ in batch])
             filling.put(itertools.starmap(_entry, batch))
             line.advance(len(batch))
     return filling.changes
@@ -248,31 +241,29 @@ def refill(store: Store, old: Generation, new: Generation, embed: Embed) -> Sync
     return filling.changes
 
 
-def _entry(image: Any, name: str, metadata: Mapping[str, str]) -> _Entry | ImageError:
+def _entry(image: Any, name: str, metadata: Mapping[str, str]) -> Entry | ImageError:
     """The image, or why its file cannot be read; called by several threads."""
     if not isinstance(image, str | Path):
         digest, picture = digest_of(image)
-        return _Entry(Item(name, None, metadata, digest, picture=picture), image)
+        return Item(name, None, metadata, digest, picture=picture), image
     path = Path(image)
     stamp = stamp_of(path)
     try:
         digest, _ = digest_of(path)
     except (OSError, DataError) as error:
         return ImageError(str(error) if isinstance(error, DataError) else unreadable(error, path), "unreadable")
-    return _Entry(Item(name, None, {"name": path.name, **metadata}, digest, str(path.resolve()), stamp), path)
+    return Item(name, None, {"name": path.name, **metadata}, digest, str(path.resolve()), stamp), path
 
 
-def _entry_again(store: Store, item: Item) -> _Entry | ImageError:
+def _entry_again(store: Store, item: Item) -> Entry | ImageError:
     """The image of an item; its metadata stays to the letter, file name included."""
     if item.source:
         entry = _entry(item.source, item.id, {})
-        if isinstance(entry, _Entry):
-            entry = replace(entry, item=replace(entry.item, metadata=item.metadata))
-        return entry
+        return entry if isinstance(entry, ImageError) else (replace(entry[0], metadata=item.metadata), entry[1])
     picture = store.picture(item.digest)
     if picture is None:
         return ImageError(f"{item.id}: was added as a vector; there is no image to embed.", "without an image")
-    return _Entry(replace(item, picture=picture), picture)
+    return replace(item, picture=picture), picture
 
 
 def _is_current(item: Item | None, file: ImageFile) -> bool:
@@ -304,31 +295,26 @@ class _Filling:
     """
 
     def __init__(self, store: Store, generation: Generation, embed: Embed, items: Mapping[str, Item]) -> None:
-        self._store, self._generation, self._embed, self.items = store, generation, embed, items
+        self._store, self._generation, self._embed, self._items = store, generation, embed, items
         self._ids = {item.digest: item.id for item in items.values() if item.digest}
         self.changes = SyncChanges()
 
-    def put(self, entries: Iterable[_Entry | ImageError]) -> None:
+    def put(self, entries: Iterable[Entry | ImageError]) -> None:
         """Write one batch; only new contents are embedded. Images that cannot be read are noted."""
-        batch: list[_Entry] = []
+        batch: list[Entry] = []
         for entry in entries:
             if isinstance(entry, ImageError):
                 self.changes.skip(str(entry), entry.kind)
             else:
                 batch.append(entry)
-        vectors = self._stored_vectors([entry.item for entry in batch])
-        new: dict[str, _Entry] = {}
-        for entry in batch:
-            if entry.item.digest not in vectors:
-                new.setdefault(entry.item.digest, entry)
+        vectors = self._stored_vectors([item for item, _ in batch])
+        new = {item.digest: (item, image) for item, image in batch if item.digest not in vectors}
         errors = self._embed_new(new, vectors)
         items = []
-        for entry in batch:
-            item, before = entry.item, self.items.get(entry.item.id)
+        for item, image in batch:
+            before = self._items.get(item.id)
             if (error := errors.get(item.digest)) is not None:
-                first = new[item.digest]
-                copy = f"{entry.image}: the same file as {first.image}, and skipped too."
-                self.changes.skip(str(error) if entry is first else copy, error.kind)
+                self.changes.skip(f"{image if item.source else item.id}: {error.reason}", error.kind)
                 continue
             items.append(replace(item, vector=vectors[item.digest]))
             self._ids[item.digest] = item.id
@@ -342,24 +328,22 @@ class _Filling:
 
     def _stored_vectors(self, items: Sequence[Item]) -> dict[str, Vectors]:
         """Vectors of these contents that the generation already has, by digest."""
-        own = {item.digest: item.id for new in items if (item := self.items.get(new.id)) is not None}
-        ids = {own.get(item.digest) or self._ids.get(item.digest) for item in items}
-        names = sorted(name for name in ids if name is not None)
-        stored = self._store.get(self._generation.number, names, vectors=True) if names else {}
+        ids = sorted({self._ids[item.digest] for item in items if item.digest in self._ids})
+        stored = self._store.get(self._generation.number, ids, vectors=True) if ids else {}
         return {item.digest: item.vector for item in stored.values() if item.vector is not None}
 
-    def _embed_new(self, new: Mapping[str, _Entry], vectors: dict[str, Vectors]) -> dict[str, ImageError]:
+    def _embed_new(self, new: Mapping[str, Entry], vectors: dict[str, Vectors]) -> dict[str, ImageError]:
         """Add the vectors of new contents to ``vectors``; returns the errors of the others. All by digest."""
         if not new:
             return {}
         bad: dict[int, ImageError] = {}
-        rows = shorten(self._embed([entry.image for entry in new.values()], bad.__setitem__), self._generation.dim)
+        rows = shorten(self._embed([image for _, image in new.values()], bad.__setitem__), self._generation.dim)
         errors: dict[str, ImageError] = {}
-        for number, (digest, entry) in enumerate(new.items()):
+        for number, (digest, (item, image)) in enumerate(new.items()):
             if number in bad:
                 errors[digest] = bad[number]
-            elif entry.item.stamp and stamp_of(entry.image) != entry.item.stamp:
-                changed = f"{entry.image}: changed while it was being read. Run the command again."
+            elif item.stamp and stamp_of(image) != item.stamp:
+                changed = "changed while it was being read. Run the command again."
                 errors[digest] = ImageError(changed, "changed meanwhile")
             else:
                 vectors[digest] = rows[number]

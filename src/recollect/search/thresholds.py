@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from recollect.common import plugins
-from recollect.common.errors import ConfigError, DataError, ImageError, InputError
+from recollect.common.errors import DataError, ImageError, InputError
 from recollect.common.files import make_folder_for, write_json
 from recollect.common.text import Remark, number_of
 from recollect.data import load
@@ -211,10 +211,7 @@ def calibrate_target(
             index.set_calibration(calibration.as_dict(), wait=wait)
         return calibration, remarks
     if model is not None:
-        raise InputError(
-            f"--model {model} names the new folder of an index's model, but {target} is not an index. To calibrate {model} "
-            "itself, give it as the target."
-        )
+        raise InputError(f"{target} is not an index, whose model may have moved: give {model} as the target instead.")
     if data is None:
         raise InputError("give labelled images of classes that the model was not trained on, with --data.")
     is_folder, file = Path(target).is_dir(), Path(target) / CALIBRATION
@@ -238,20 +235,13 @@ def _record_folder(index: Index) -> Any:
     have no record.
 
     Raises:
-        ConfigError: the folder no longer exists. OtherModelError: another model lies there.
+        ConfigError: the folder no longer exists. OtherModelError: another model lies there, whose record would be of other
+            classes.
     """
     place = str(index.model.get("model"))
     is_path = PurePosixPath(place).is_absolute() or PureWindowsPath(place).is_absolute()
-    if is_path and Path(place).is_dir():
-        return index.encoder.provenance.get(
-            "model"
-        )  # opening it refuses another model, whose record would be of other classes
-    if is_path and not Path(place).exists() and not plugins.is_reference(place):
-        raise ConfigError(
-            f"{place}, the model of {index.address}, no longer exists, so it is not known on which classes it was trained. "
-            "If it moved, give its new folder with --model."
-        )
-    return index.model.get("model")
+    is_folder = is_path and not plugins.is_reference(place)
+    return index.encoder.provenance.get("model") if is_folder else index.model.get("model")
 
 
 def _indexed_vectors(index: Index, model: Any, remarks: list[Remark]) -> tuple[NDArray[np.float32], list[str]]:

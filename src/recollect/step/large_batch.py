@@ -472,11 +472,9 @@ def step_threads(network: nn.Module, inputs: Tensor, batch: int, chunk: int) -> 
     """
     if any(parameter.device.type != "cpu" for parameter in network.parameters()):
         return torch.get_num_threads()
-    work = forward_work(network, inputs[:1])
+    multiply_adds, operations = forward_work(network, inputs[:1])
     # A backward pass costs two forwards.
-    multiply_adds = 3 * batch * work.multiply_adds
-    operations = 3 * work.operations * -(-batch // chunk) + _OTHER_OPERATIONS
-    return threads_for(multiply_adds, operations)
+    return threads_for(3 * batch * multiply_adds, 3 * operations * -(-batch // chunk) + _OTHER_OPERATIONS)
 
 
 # Inputs of a network: one tensor, several, or a list of images of different sizes --------------------------------------

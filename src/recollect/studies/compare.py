@@ -243,10 +243,10 @@ def _cell(bench: Bench, name: str, options: Mapping[str, Any], batch: int) -> Ce
     """A loss as a cell; outside code is identified by its content, so that a changed file is trained again."""
     words = "" if not options else f"({', '.join(f'{key}={value}' for key, value in options.items())})"
     short, name_of_code = name, ""
-    if plugins.is_reference(name):
+    if plugins.is_reference(name) and (loaded := plugins.load("loss", name)) is not None:
         place, _, attribute = name.rpartition(":")
         short = f"{Path(place).name}:{attribute}"
-        name_of_code = f"-{plugins.load_reference(name, 'loss').sha256[:8]}"
+        name_of_code = f"-{loaded.sha256[:8]}"
     settings = {"loss.name": name, "loss.options": dict(options)}
     return Cell(bench, _slug(f"{short}{words}") + name_of_code, short + words, batch, settings)
 

@@ -23,6 +23,7 @@ from typing import Any
 from recollect.common import plugins
 from recollect.common.console import PROGRESS, ProgressLine
 from recollect.common.errors import ConfigError, InputError, RecollectError, in_one_line, require
+from recollect.common.text import flat
 from recollect.config.schema import RunConfig
 from recollect.inference.models import RunFiles
 from recollect.training.run import Outcome, RunFolder
@@ -282,14 +283,6 @@ def run_id(run: Path) -> str:
     """A unique name for a run that stays the same when it is resumed."""
     started = RunFiles(run).read_manifest().get("started", "")
     return hashlib.sha256(f"{run.name} {started}".encode()).hexdigest()[:16]
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested settings with dotted names."""
-    pairs: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        pairs += flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(prefix + str(key), value)]
-    return pairs
 
 
 class Log:

@@ -338,5 +338,4 @@ def _feature_seconds(setup: Setup, images: ImageSet, policy: str | None = None) 
 
 
 def _peak_bytes(device: torch.device) -> int:
-    peak = machine.peak_memory_mb(device)
-    return machine.resident_bytes() if peak is None else peak << 20
+    return (machine.peak_memory_mb(device) or 0) << 20  # Windows does not report it

@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.common import plugins
-from recollect.common.errors import ConfigError, DataError, InputError, RecollectError
-from recollect.common.text import did_you_mean
+from recollect.common.errors import DataError, InputError, RecollectError
 
 if TYPE_CHECKING:
     from recollect.search.exact import Neighbours
@@ -313,12 +312,8 @@ def clean_where(where: Mapping[str, object] | None) -> Where:
         >>> clean_where({"label": "cat", "year": [2019, 2020]})
         {'label': ['cat'], 'year': ['2019', '2020']}
     """
-    return {
-        _column(name): list(
-            map(as_text, value if isinstance(value, Sequence) and not isinstance(value, str) else [value])
-        )
-        for name, value in (where or {}).items()
-    }
+    lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in (where or {}).items()}
+    return {_column(name): list(map(as_text, values)) for name, values in lists.items()}
 
 
 def check_vectors(items: Sequence[Item], dim: int) -> Vectors:
@@ -377,17 +372,9 @@ def open_store(address: str | Path, *, create: bool = False) -> Store:
         return store.open(text, create=create)
     plugin = plugins.load("store", kind)
     if plugin is None:  # without the rest, which may contain a password
-        kinds = [*_STORES, *plugins.installed("store")]
-        raise ConfigError(
-            f"there is no store {kind!r}.{did_you_mean(kind, kinds)} Addresses begin with "
-            f"{', '.join(f'{name}://' for name in kinds)}, or are paths of files, or name your own store as "
-            "package.module:Class://…"
-        )
-    if not isinstance(plugin.target, type) or not hasattr(plugin.target, "open"):
-        raise ConfigError(
-            f"{plugin.reference} is not a store: it needs a class with the methods of recollect.search.Store."
-        )
-    return cast("type[Store]", plugin.target).open(rest, create=create)
+        raise plugins.unknown("store", kind, _STORES)
+    with plugins.errors_as_config(f"store {plugin.short!r}"):
+        return cast("type[Store]", plugin.target).open(rest, create=create)
 
 
 def is_index(address: str | Path) -> bool:

@@ -102,8 +102,19 @@ class SQLiteStore(Store):
             if not create:
                 raise NoIndexError(address)
             make_folder_for(path)
+        real = path.resolve()
+        uri, reading = real.as_uri(), f"{real.as_uri()}?mode=ro"
         with _translate_errors(path):
-            return cls(path, _connect(path, create))
+            if not real.exists() or (os.access(real, os.W_OK) and os.access(real.parent, os.W_OK)):
+                return cls(path, _connect(path, uri, create))
+            try:
+                return cls(path, _connect(path, reading))
+            except sqlite3.OperationalError as error:
+                # A copy that expects a log, but was made without it: the files for reading one cannot be created here.
+                refused = _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+                if not refused or Path(f"{real}-wal").exists():
+                    raise
+                return cls(path, _connect(path, f"{reading}&immutable=1"))
 
     def close(self) -> None:
         """Close the file; without a log beside it, unless another process still uses that."""
@@ -447,24 +458,16 @@ def _faiss() -> Any:
     return require("faiss", "index", "approximate search in a file")
 
 
-def _connect(path: Path, create: bool) -> sqlite3.Connection:
-    address = path.resolve().as_uri()
-    if not path.exists() or (os.access(path, os.W_OK) and os.access(path.resolve().parent, os.W_OK)):
-        return _open_database(path, address, create)
+def _connect(path: Path, uri: str, create: bool = False) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, timeout=60, isolation_level=None, check_same_thread=False)
     try:
-        return _open_database(path, f"{address}?mode=ro", False)
-    except sqlite3.OperationalError as error:
-        # A copy that expects a log, but was made without it: the files for reading one cannot be created here.
-        refused = _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-        if not refused or Path(f"{path.resolve()}-wal").exists():
-            raise
-        return _open_database(path, f"{address}?mode=ro&immutable=1", False)
-
-
-def _open_database(path: Path, address: str, create: bool) -> sqlite3.Connection:
-    connection = sqlite3.connect(address, uri=True, timeout=60, isolation_level=None, check_same_thread=False)
-    try:
-        if create and _is_empty(connection):
+        # By the tables, not the file's size: a process that died while creating the index leaves a few bytes. More than one
+        # page without tables is a damaged index, which must not be filled anew.
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        if not tables and pages <= 1:
+            if not create:
+                raise NoIndexError(str(path))
             connection.executescript(
                 f"PRAGMA page_size = {_PAGE}; BEGIN IMMEDIATE; {_TABLES} PRAGMA application_id = {APPLICATION}; "
                 f"PRAGMA user_version = {FORMAT}; COMMIT"
@@ -472,8 +475,6 @@ def _open_database(path: Path, address: str, create: bool) -> sqlite3.Connection
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION:
-            if _is_empty(connection):
-                raise NoIndexError(str(path))
             raise StoreError(f"{path} is a SQLite file, but not an index of recollect: choose another name.")
         if version != FORMAT:
             raise StoreError(
@@ -486,14 +487,6 @@ def _open_database(path: Path, address: str, create: bool) -> sqlite3.Connection
         connection.close()
         raise
     return connection
-
-
-def _is_empty(connection: sqlite3.Connection) -> bool:
-    # By the tables, not the file's size: a process that died while creating the index leaves a few bytes. More than one
-    # page without tables is a damaged index, which must not be filled anew.
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    return not tables and pages <= 1
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from recollect.common.errors import DataError, DataWarning, ImageError, InputError
 from recollect.common.files import atomic_write, make_folder_for
-from recollect.common.images import BadImage, bad_image_summary
+from recollect.common.images import bad_image_summary
 from recollect.common.reading import parse_json, read_npz
 from recollect.data import list_images
 from recollect.data.folders import TO_READ_HEIC
@@ -95,11 +95,7 @@ class VectorFile(Store):
         note = f"{address}: its note about the model"
         source = parse_json(str(arrays["source"]), note, dict) if "source" in arrays else {}
         store = cls(address, embeddings, names, labels, source if root is None else {**source, "root": str(root)})
-        if dim is not None:
-            width = embeddings.shape[1]
-            if dim > width:
-                raise InputError(f"dim {dim}: the vectors have {width} numbers; choose from 1 to {width}.")
-            store.embeddings = shorten(embeddings, dim)
+        store.embeddings = shorten(embeddings, vector_length(embeddings.shape[1], dim))
         return store
 
     def write(self) -> None:
@@ -164,13 +160,7 @@ class VectorFile(Store):
         return dict(Counter(row[column] for row in self._metadata if column in row).most_common(limit))
 
     def search(
-        self,
-        generation: int,
-        queries: Vectors,
-        k: int,
-        where: Where | None = None,
-        approximate: bool | None = None,
-        candidates: int = 100,
+        self, generation: int, queries: Vectors, k: int, where: Where | None = None, *_: Any, **__: Any
     ) -> list[list[Match]]:
         """Compare with all vectors."""
         rows, allowed = check_queries(queries, self.embeddings.shape[1], k), self._allowed(where)
@@ -223,17 +213,15 @@ def embed_catalogue(
     listing = list_images(inputs, on_bad_image=on_bad_image)
     opening: dict[str, Any] = {"device": device, "batch_size": batch_size, "precision": precision}
     encoder = open_encoder(model, weights, download=download, keep=True, **opening)
-    length = vector_length(encoder, dim)
+    length = vector_length(encoder.dim, dim)
     errors: dict[int, ImageError] = {}
     vectors = encoder.embed(listing.paths, errors.__setitem__ if on_bad_image == "skip" else None)
     rows = [row for row in range(len(vectors)) if row not in errors]
     if not rows:
         raise DataError("none of the images could be read.")
-    source: dict[str, Any] = {
-        **encoder.provenance,
-        "fingerprint": encoder.fingerprint,
-        **({} if dim is None else {"dim": dim}),
-    }
+    source: dict[str, Any] = {**encoder.provenance, "fingerprint": encoder.fingerprint}
+    if dim is not None:
+        source["dim"] = dim
     if left_out := dict(Counter(listing.skipped) + Counter(error.kind for error in errors.values())):
         source["left_out"] = left_out
     if "HEIC" in listing.skipped:
@@ -242,8 +230,7 @@ def embed_catalogue(
         source["skipped"] = [
             {"name": str(listing.paths[row].absolute()), "reason": str(error)} for row, error in errors.items()
         ]
-        bad = [BadImage(row, str(listing.paths[row]), error.reason, error.kind) for row, error in errors.items()]
-        warnings.warn(bad_image_summary(bad, "left out"), DataWarning, stacklevel=2)
+        warnings.warn(bad_image_summary(list(errors.values()), "left out"), DataWarning, stacklevel=2)
     # An image next to the class folders has the label "", which is not a class.
     labels = None if listing.labels is None else [listing.labels[row] for row in rows]
     if listing.root is not None:
