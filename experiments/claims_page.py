@@ -148,8 +148,8 @@ def _head(matrix: Matrix, command: str, runs: Sequence[dict[str, Any]]) -> list[
         "this rate. *(batch N)*: half of the classes fill no larger batch, so the rate was searched with it.",
         "- A loss's name alone means the form of its own paper, *as released* that of its authors' code.",
         "- Benches whose name ends in *head* train a last layer on features of the network's last layer, as before: all "
-        "losses start equal. With features of several stages, the default of `recollect train --data` now, r@1 on Cars196 "
-        "rises to 54.9 ([training](../training.md#a-frozen-backbone-real-models-on-a-laptop)).",
+        "losses start equal. With features of several stages, the default of `recollect train --data FOLDER` now, r@1 on "
+        "Cars196 rises to 54.9 ([training](../training.md#a-frozen-backbone-real-models-on-a-laptop)).",
         "- The paper trains far larger networks for far longer. What is compared with its numbers is the direction, "
         "not the height.",
         "- `results.csv` has every cell and seed, `runs.jsonl` every run with its settings, versions, data fingerprints "

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cli.running import run as run_command
-from recollect.common.errors import ConfigError, DataError
+from recollect.common.errors import ConfigError, DataError, InputError
 from recollect.data import ImageSet, load
 from recollect.inference.store import content_keys
 from recollect.inference.training_record import (
@@ -200,7 +200,7 @@ def test_the_split_of_a_run_is_that_of_a_folder(photos: Path, tmp_path: Path) ->
     (run / FILE).unlink()
     with pytest.raises(DataError, match="no record of its training classes"):
         split_of(run)
-    with pytest.raises(ConfigError, match="give it with --data FOLDER"):
+    with pytest.raises(InputError, match="no effect without --data FOLDER"):
         run_command("train", "--split-of", run)
 
 

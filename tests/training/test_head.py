@@ -50,6 +50,7 @@ HEAD = {
     "batch.batches_per_epoch": None,
 }
 CPU = torch.device("cpu")
+NETWORK = "timm:test_efficientnet.r160_in1k"
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +71,15 @@ def _one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own_photos(root: Path, **settings: Any) -> Config:
-    """What ``recollect train --data`` does, with a pre-trained network at a small size."""
-    small = {"data.root": str(root), "model.image_size": 32, "model.dim": 16, "run.device": "cpu", "data.workers": 0}
+    """What ``recollect train --data`` does, with a network of 256 features that counts as pre-trained."""
+    weights = root.parent / "test_efficientnet.pth"
+    if not weights.exists():
+        torch.manual_seed(0)
+        torch.save(dict(Embedder.create(NETWORK, weights="none").backbone.state_dict()), weights)
+    small = {
+        **{"model.init": NETWORK, "model.weights": str(weights), "model.image_size": 32, "model.dim": 16},
+        **{"data.root": str(root), "run.device": "cpu", "data.workers": 0},
+    }
     return resolve("folder", {**small, **settings})
 
 
@@ -113,7 +121,7 @@ def test_a_last_layer_is_trained_only_if_that_improves_on_its_closed_form(
 
     monkeypatch.setattr(head, "train_head", trained)
     monkeypatch.setattr(head, "measured_head", measured)
-    setup = prepare(own_photos(root, **HEAD, **{"model.init": "tiny"}), CPU, Processes())
+    setup = prepare(own_photos(root, **HEAD), CPU, Processes())
     for gain in (-0.1, 0.0, 0.1):
         assert (build(choose_start(setup, open_source(setup))).steps == 0) == (gain <= 0)
 
@@ -156,7 +164,7 @@ def test_stages_are_used_where_they_tell_classes_apart(
     source, labels = open_source(setup), setup.sets.train.labels
     assert isinstance(source, FeatureBatches)
     random, rows = np.random.default_rng(0), np.asarray(source.rows)
-    ends = np.cumsum([1280, 640, 384, 224])
+    ends = np.cumsum(setup.embedder.head.groups)
     first = ends[informative - 1] if informative else 0
     rows = random.normal(0, 1, rows.shape).astype(np.float32)
     centres = random.normal(0, 1, (labels.max() + 1, ends[informative] - first)).astype(np.float32)
@@ -322,6 +330,7 @@ def test_impossible_wishes(images: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_start_and_go_on_as_one(images: Path, tmp_path: Path) -> None:
     settings = {"model.whitening": 160, "run.epochs": None, "run.steps": 2, "batch.chunk": 8, "loss.options": {}}
+    settings["optimizer.name"] = "sgd"  # Adam's steps have the sign of tiny gradients
     config = small_config(images, **settings)
     train(config, tmp_path / "one")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_mapping(config)))
@@ -330,4 +339,4 @@ def test_two_processes_start_and_go_on_as_one(images: Path, tmp_path: Path) -> N
     assert [one.code for one in ended] == [0, 0], ended
     one, two = final_weights(tmp_path / "one"), final_weights(tmp_path / "two")
     for name, tensor in one.items():
-        assert torch.allclose(tensor, two[name], rtol=1e-3, atol=1e-4), name
+        assert (tensor - two[name]).abs().max() <= 1e-4 * tensor.abs().max(), name
