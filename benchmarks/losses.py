@@ -142,11 +142,9 @@ def _measure_memory(case: str, images: int, dim: int) -> None:
 
         loss: torch.nn.Module = SmoothAPLoss()
     else:
-        loss = {
-            "recall_at_k": RecallAtK,
-            "recall_at_k+simix": lambda: RecallAtK(simix=True),
-            "smooth_ap": SmoothAP,
-        }[case]()
+        loss = {"recall_at_k": RecallAtK, "recall_at_k+simix": lambda: RecallAtK(simix=True), "smooth_ap": SmoothAP}[
+            case
+        ]()
     small, small_labels = batch(64, dim, 2)
     step(loss, small, small_labels)  # what libraries allocate once
     embeddings, labels = batch(images, dim, 2)

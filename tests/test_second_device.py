@@ -25,12 +25,7 @@ def test_everything_computes_on_a_second_device() -> None:
     paths = os.pathsep.join([str(Path(recollect.__file__).parents[1]), str(here)])
     command = [
         sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
+        *["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"],
         str(here / "second_device_cases.py"),
     ]
     done = subprocess.run(

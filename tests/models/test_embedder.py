@@ -137,12 +137,8 @@ def test_parameter_groups_have_the_papers_settings(lite0: Embedder) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "vit_small_patch16_dinov3",
-        "vit_base_patch14_reg4_dinov2",
-        "vit_base_patch16_siglip_224",
-        "vit_pe_core_base_patch16_224",
-        "vit_base_patch14_reg1_tipsv2",
-        "eva02_base_patch16_clip_224",
+        *("vit_small_patch16_dinov3", "vit_base_patch14_reg4_dinov2", "vit_base_patch16_siglip_224"),
+        *("vit_pe_core_base_patch16_224", "vit_base_patch14_reg1_tipsv2", "eva02_base_patch16_clip_224"),
         "aimv2_large_patch14_224",
     ],
 )

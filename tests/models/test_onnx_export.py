@@ -22,7 +22,7 @@ runtime = pytest.importorskip("onnxruntime")
 @pytest.mark.parametrize(
     ("init", "options"),
     [
-        ("lite0-in1k", {"size": 64}),
+        ("lite0-in1k", {"size": 64, "stages": 2}),
         ("tiny", {"resize": None}),
         pytest.param("timm:vit_tiny_patch16_224.augreg_in21k", {"weights": "none", "size": 64}, marks=pytest.mark.slow),
         pytest.param(

@@ -20,16 +20,8 @@ from recollect.common.errors import ConfigError, DataError
 HERE = Path(__file__).parent
 THINGS = sorted((HERE / "things").glob("*.py"))
 SHORT = [
-    "--chunk",
-    "8",
-    "--image-size",
-    "32",
-    "--steps",
-    "2",
-    "--batch-size",
-    "16",
-    "--set",
-    "batch.samples_per_class=4",
+    *("--chunk", "8", "--image-size", "32", "--steps", "2"),
+    *("--batch-size", "16", "--set", "batch.samples_per_class=4"),
 ]
 BY_NAME = ["--data", "my_data.py:squares", "--init", "my_backbone.py:backbone", "--loss", "my_loss.py:LogRank"]
 

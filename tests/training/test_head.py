@@ -26,18 +26,7 @@ from recollect.step.distributed import Processes
 from recollect.training import head
 from recollect.training.batches import FeatureBatches
 from recollect.training.build import Setup, Training, build, final_config, open_source, prepare
-from recollect.training.head import (
-    LONGEST,
-    RATES,
-    SHRINKAGES,
-    HeadData,
-    HeadResult,
-    choose_start,
-    train_head,
-    trial_steps,
-    whiten_last_layer,
-    whitening_images,
-)
+from recollect.training.head import HeadData, choose_start, train_head, whiten_last_layer, whitening_images
 from recollect.training.judging import judge
 from recollect.training.plan import make_plan
 from recollect.training.run import RunFolder
@@ -115,9 +104,9 @@ def test_a_last_layer_is_trained_only_if_that_improves_on_its_closed_form(
     def trained(embedder: Embedder, *_: Any) -> None:
         torch.nn.init.constant_(next(embedder.split("pooling")[1].parameters()), 7.0)
 
-    def measured(embedder: Embedder, data: HeadData) -> HeadResult:
+    def measured(embedder: Embedder, data: HeadData) -> head.HeadResult:
         was_trained = bool((next(embedder.split("pooling")[1].parameters()) == 7.0).all())
-        return HeadResult(0.5 + (gain if was_trained else 0.0), 0.5)
+        return head.HeadResult(0.5 + (gain if was_trained else 0.0), 0.5)
 
     monkeypatch.setattr(head, "train_head", trained)
     monkeypatch.setattr(head, "measured_head", measured)
@@ -126,16 +115,15 @@ def test_a_last_layer_is_trained_only_if_that_improves_on_its_closed_form(
         assert (build(choose_start(setup, open_source(setup))).steps == 0) == (gain <= 0)
 
 
-def test_what_is_left_open_is_chosen_on_validation_classes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "SHRINKAGES", SHRINKAGES[::3])  # each takes a second
+def test_what_is_left_open_is_chosen_on_validation_classes(root: Path) -> None:
     setup = prepare(own_photos(root), CPU, Processes())
-    assert 0 < trial_steps(setup) <= LONGEST
+    assert 0 < head.trial_steps(setup) <= head.LONGEST
     assert make_plan(setup).seconds_choosing > 0
     source = open_source(setup)
     tuned = choose_start(setup, source)
-    assert trial_steps(tuned) == 0
-    assert tuned.config.model.shrinkage in SHRINKAGES
-    assert tuned.config.optimizer.lr in RATES
+    assert head.trial_steps(tuned) == 0
+    assert tuned.config.model.shrinkage in head.SHRINKAGES
+    assert tuned.config.optimizer.lr in head.RATES
     assert tuned.embedder.config.stages == tuned.config.model.stages
     optimizer = build(tuned, source).trained.optimizer
     assert optimizer.param_groups[0]["base_lr"] == pytest.approx(tuned.config.optimizer.lr)
@@ -219,10 +207,7 @@ def test_no_last_layer_is_added_where_none_improves_on_the_features(
     assert _choice_on(own_photos(root), draw).config.model.dim == 16
 
 
-def test_a_training_ends_with_a_verdict(
-    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(head, "SHRINKAGES", (0.1, 1.0))  # each takes a second
+def test_a_training_ends_with_a_verdict(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "recollect")
     broken = root / "test" / "test-00" / "broken.png"
     broken.write_bytes(b"broken")

@@ -75,10 +75,7 @@ def default_recipe(data: object = None, root: str | Path | None = None) -> str:
 
 
 def with_data(
-    recipe: str | Path | None,
-    settings: Settings = (),
-    data: str | Path | None = None,
-    root: str | Path | None = None,
+    recipe: str | Path | None, settings: Settings = (), data: str | Path | None = None, root: str | Path | None = None
 ) -> tuple[str | Path | None, dict[str, Any]]:
     """The recipe and settings that ``resolve`` uses: ``data`` and ``root`` become settings.
 

@@ -435,10 +435,7 @@ class FromTorchvision(Transform):
 
 
 def train_transform(
-    preprocessing: Preprocessing,
-    scale: tuple[float, float] = (0.08, 1.0),
-    flip: bool = True,
-    kernel: str = "torch",
+    preprocessing: Preprocessing, scale: tuple[float, float] = (0.08, 1.0), flip: bool = True, kernel: str = "torch"
 ) -> RandomResizedCrop:
     """The released code's training augmentation at a model's size: random resized crop and horizontal flip.
 

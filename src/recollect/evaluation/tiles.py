@@ -384,11 +384,7 @@ def padded(size: int) -> int:
 
 
 def pair_products(
-    left: Tensor,
-    right: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    double: Callable[[Tensor], Tensor] = torch.Tensor.double,
+    left: Tensor, right: Tensor, rows: Tensor, columns: Tensor, double: Callable[[Tensor], Tensor] = torch.Tensor.double
 ) -> Tensor:
     """Float64 products of pairs in the order of their rows; a pair's terms are always added in the same order."""
     if left.device.type != "cpu":

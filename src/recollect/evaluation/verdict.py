@@ -65,13 +65,7 @@ class Changes:
 
 
 def confidence_interval(
-    result: Evaluation,
-    metric: str,
-    *,
-    level: float = LEVEL,
-    resamples: int = 1000,
-    by: Unit = "class",
-    seed: int = 0,
+    result: Evaluation, metric: str, *, level: float = LEVEL, resamples: int = 1000, by: Unit = "class", seed: int = 0
 ) -> Interval:
     """Percentile bootstrap interval of the metric's mean, resampling classes (or queries).
 

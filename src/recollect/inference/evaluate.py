@@ -28,11 +28,7 @@ from recollect.common.reading import open_npy, parse_json, read_npz
 from recollect.common.text import Remark, number_of, some_names
 from recollect.config.resolve import resolve
 from recollect.config.schema import Config, DataConfig
-from recollect.data import (
-    ImageSet,
-    RevisitedBenchmark,
-    summary as census,
-)
+from recollect.data import ImageSet, RevisitedBenchmark, summary as census
 from recollect.data.transforms import LongerSide
 from recollect.evaluation import (
     Evaluation,

@@ -125,12 +125,7 @@ def embed_files(embedder: Embedder, paths: Sequence[Path], **options: Any) -> Se
 
 
 def part_rows(
-    embedder: Embedder,
-    images: ImageSet,
-    upto: str = "pooling",
-    *,
-    frozen: str | None = None,
-    **options: Any,
+    embedder: Embedder, images: ImageSet, upto: str = "pooling", *, frozen: str | None = None, **options: Any
 ) -> SetRows:
     """N × … float32 outputs of stage ``upto``; stored rows are read.
 

@@ -380,13 +380,7 @@ class Embedder(nn.Module):
             features, pooling = [("features", self._stage_features[0])], self._stage_features[1]
         else:
             features, pooling = backbone_stages(self.backbone), self._pooling_module()
-        return [
-            ("input", self.normalize),
-            *features,
-            ("pooling", pooling),
-            ("head", self.head),
-            ("unit", UnitLength()),
-        ]
+        return [("input", self.normalize), *features, ("pooling", pooling), ("head", self.head), ("unit", UnitLength())]
 
     def _pooling_module(self) -> nn.Module:
         return NativePool(self.backbone) if self.pooling is None else self.pooling

@@ -228,13 +228,7 @@ class Head(nn.Module):
     """
 
     def __init__(
-        self,
-        features: int,
-        dim: int | None,
-        *,
-        layer_norm: bool = False,
-        l2: bool = False,
-        groups: Sequence[int] = (),
+        self, features: int, dim: int | None, *, layer_norm: bool = False, l2: bool = False, groups: Sequence[int] = ()
     ) -> None:
         super().__init__()
         if dim is not None and dim < 1:

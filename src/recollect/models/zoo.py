@@ -238,12 +238,7 @@ _IN21K: dict[str, object] = {
 _CLIP: dict[str, object] = {**_PAPER, "normalization": "clip", "layouts": ("timm", "clip")}
 _CLIP_400M = {**_CLIP, "paper_row": "CLIP-400M", "licence": "MIT", "page": _OPEN_CLIP}
 _CLIP_2B = {**_CLIP_400M, "paper_row": "CLIP-2B"}
-_DIHT = {
-    **_CLIP,
-    "paper_row": "DiHT",
-    "licence": "CC-BY-NC-4.0",
-    "page": "https://github.com/facebookresearch/diht",
-}
+_DIHT = {**_CLIP, "paper_row": "DiHT", "licence": "CC-BY-NC-4.0", "page": "https://github.com/facebookresearch/diht"}
 _SWAG: dict[str, object] = {
     **_PAPER,
     "paper_row": "SWAG",

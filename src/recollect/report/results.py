@@ -434,12 +434,7 @@ def evaluate_run(
             remarks.append(f"There are no {what} weights to embed with: {error}")
             continue
         embedded = embed_set(
-            opened.embedder,
-            images,
-            frozen=config.model.freeze,
-            keys=keys,
-            device=device,
-            on_bad_image=on_bad_image,
+            opened.embedder, images, frozen=config.model.freeze, keys=keys, device=device, on_bad_image=on_bad_image
         )
         skipped = embedded.skipped
         remarks += [] if opened.remark is None else [opened.remark]

@@ -22,14 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from recollect.common.errors import ConfigError, DataError, InputError
-from recollect.search.encoder import (
-    Encoder,
-    OnBad,
-    open_encoder,
-    read_calibration,
-    shorten,
-    vector_length,
-)
+from recollect.search.encoder import Encoder, OnBad, open_encoder, read_calibration, shorten, vector_length
 from recollect.search.stores import NEIGHBOURS
 from recollect.search.stores.base import (
     Generation,
@@ -368,12 +361,7 @@ class Index(AbstractContextManager["Index", None]):
             return self.store.delete(self._refresh().number, list(ids))
 
     def search(
-        self,
-        query: Any,
-        k: int = NEIGHBOURS,
-        where: Mapping[str, object] | None = None,
-        *,
-        exact: bool = False,
+        self, query: Any, k: int = NEIGHBOURS, where: Mapping[str, object] | None = None, *, exact: bool = False
     ) -> list[Match]:
         """The images most similar to one image, best first.
 

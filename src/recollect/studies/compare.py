@@ -24,16 +24,7 @@ from recollect.config.resolve import resolve, with_data
 from recollect.data import only_splits
 from recollect.report.page import check_target
 from recollect.studies.pages import write_comparison
-from recollect.studies.protocol import (
-    LADDER,
-    Bench,
-    Cell,
-    EqualImages,
-    Matrix,
-    Run,
-    UntilValidation,
-    usable_classes,
-)
+from recollect.studies.protocol import LADDER, Bench, Cell, EqualImages, Matrix, Run, UntilValidation, usable_classes
 from recollect.studies.runner import run_matrix
 from recollect.studies.summary import LossComparison, PlannedComparison
 from recollect.training.build import build, load_sets, make_loss, prepared

@@ -27,14 +27,7 @@ from recollect.inference.models import open_model
 from recollect.inference.test_sets import as_test_set
 from recollect.studies.pages import write_study
 from recollect.studies.protocol import Protocol, final_run_config, read_protocol, trial_config
-from recollect.studies.runner import (
-    ForeignRunError,
-    TrialQueue,
-    check_names,
-    finish_run,
-    has_diverged,
-    read_validation,
-)
+from recollect.studies.runner import ForeignRunError, TrialQueue, check_names, finish_run, has_diverged, read_validation
 from recollect.studies.space import Parameter, Value, as_settings
 from recollect.studies.summary import StudyResults, TrialRecord, read_results, write_tables
 from recollect.training import trainer
@@ -106,9 +99,7 @@ def tune(
         with only_splits(protocol.base.data.train_split):
             # Results are written after each trial, so that a long search can be watched.
             search.run(
-                trials,
-                partial(_run_trial, search, protocol, trials),
-                lambda: _write_results(search, closing, protocol),
+                trials, partial(_run_trial, search, protocol, trials), lambda: _write_results(search, closing, protocol)
             )
     elif len(search.slots()) < trials:
         raise ConfigError(

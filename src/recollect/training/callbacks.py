@@ -241,11 +241,7 @@ class MLflow(MetricLogger):
         self._waiting, self._sent_at = [], time.monotonic()
 
 
-LOGGERS: dict[str, Callable[..., Callback]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "mlflow": MLflow,
-}
+LOGGERS: dict[str, Callable[..., Callback]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
 def make_loggers(run: RunConfig) -> dict[str, Callback]:

@@ -46,14 +46,7 @@ from recollect.training.build import (
     prepared,
     training_config,
 )
-from recollect.training.callbacks import (
-    Callback,
-    CallbackList,
-    Log,
-    TrainingStoppedError,
-    make_callback,
-    make_loggers,
-)
+from recollect.training.callbacks import Callback, CallbackList, Log, TrainingStoppedError, make_callback, make_loggers
 from recollect.training.head import choose_start, whiten_last_layer, whitening_images
 from recollect.training.judging import column_of, evaluate_watched, judge_training, merit
 from recollect.training.optimizer import Position, StopRequest, stop_on_signals, take_step
@@ -244,12 +237,7 @@ class Trainer:
     """The loop over the objects from ``build``; use ``train``."""
 
     def __init__(
-        self,
-        training: Training,
-        folder: RunFolder,
-        stop: StopRequest,
-        observers: CallbackList,
-        how_to_resume: str,
+        self, training: Training, folder: RunFolder, stop: StopRequest, observers: CallbackList, how_to_resume: str
     ) -> None:
         self.training, self.folder, self.stop = training, folder, stop
         self.observers, self.how_to_resume = observers, how_to_resume
