@@ -117,6 +117,7 @@ def test_a_compiled_network_has_the_same_gradient(options: dict[str, float]) -> 
     assert difference(results[0][1], results[1][1]) < 1e-12
 
 
+@pytest.mark.release
 def test_a_compiled_training_is_the_same_training(root: Path, tmp_path: Path) -> None:
     settings = {"data.validation": "paper", "optimizer.name": "sgd", "batch.chunk": "auto"}
     for compiled in (False, True):
