@@ -386,7 +386,8 @@ def test_a_killed_process_ends_in_a_sentence(photos: ImageSet) -> None:
 
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 from recollect.data import Pipeline, load, test_transform
 from recollect.common.images import Preprocessing
 pipeline = Pipeline(load("folder", sys.argv[1], "all"), test_transform(Preprocessing(16, 18)), 2, worker_type="processes",

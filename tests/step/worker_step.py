@@ -82,7 +82,7 @@ def steps(name: str, processes: Processes, calls: Counter[str], uneven: bool = F
 def sharded_step(processes: Processes, calls: Counter[str], chunk: int) -> dict[str, Any]:
     """Two backward passes of a model whose parameters are divided among the processes."""
     torch.manual_seed(0)
-    model, loss = convnet().double(), LOSSES["recall"]()
+    model, loss = convnet().double().to(memory_format=torch.channels_last), LOSSES["recall"]()
     distributed.shard(model, [model[3]], processes)
     images, labels = batch()
     mine = slice(len(labels) * processes.rank // processes.size, len(labels) * (processes.rank + 1) // processes.size)

@@ -12,6 +12,7 @@ import pytest
 from matrix_bench import BENCH, make_patterns
 
 from recollect.common.errors import ConfigError, InputError, RecollectError
+from recollect.config.resolve import resolve
 from recollect.studies import compare as comparing
 from recollect.studies.compare import compare_losses, plan_comparison
 from recollect.studies.pages import write_comparison
@@ -102,8 +103,11 @@ def test_no_run_sees_more_images_than_the_budget_says(
     plan = "\n".join(planned.lines())
     assert "10 steps or 480 images" in plan
     assert "48 images; 24 in the search" in plan
-    planned = plan_comparison("smooth_ap", data=images, out=tmp_path / "out", steps=3, timed=False)
-    assert planned.matrix.runs(planned.cells)[0].settings()["run.steps"] == 3
+    recipe = tmp_path / "steps.yaml"
+    recipe.write_text("inherits: folder\noptimizer: {schedule: milestones, milestones: [1]}\n")
+    planned = plan_comparison("smooth_ap", recipe, data=images, out=tmp_path / "out", steps=3, timed=False)
+    config = resolve(recipe, planned.matrix.runs(planned.cells)[0].settings())
+    assert (config.run.steps, config.optimizer.schedule, config.optimizer.milestones) == (3, "constant", ())
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,14 @@ def test_the_first_half_of_the_training_classes_trains_and_the_second_validates(
 
 
 def test_the_final_training_takes_all_classes_and_stops_where_validation_was_best(tmp_path: Path) -> None:
-    protocol = read_protocol(config_of(make_data(tmp_path)))
+    protocol = read_protocol(config_of(make_data(tmp_path), **{"optimizer.warm_up": 1, "run.epochs": 8}))
     config = final_run_config(protocol, as_settings(DRAWN), 7)
     sets = load_sets(config)
     assert (sets.train.num_classes, sets.validation, sets.test) == (8, None, None)
     assert (config.run.epochs, config.optimizer.milestones) == (7, (4.0, 6.0))
     assert (config.optimizer.lr, config.optimizer.gamma) == (2e-3, 0.4)
-    assert final_run_config(protocol, as_settings(DRAWN), 0).run.epochs == 1
+    assert config.optimizer.warm_up == 1
+    assert final_run_config(protocol, as_settings(DRAWN), 0).optimizer.warm_up == 0, "its only epoch"
 
 
 def test_half_of_the_classes_may_not_fill_the_recipes_batch(tmp_path: Path) -> None:

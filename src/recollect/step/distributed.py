@@ -230,6 +230,7 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], processes: Processes) -
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # FSDP2 takes no other, also not channels last
     mesh = init_device_mesh(next(model.parameters()).device.type, (processes.size,))
     _meshes.append(mesh)
     for part in (*layers, model):

@@ -134,7 +134,7 @@ def plan_comparison(
     batch, each = resolved.batch.size, resolved.batch.samples_per_class
     if not isinstance(batch, int):
         batch = each * max(2, min(usable_classes(resolved.batch, train.class_sizes), PAPER_BATCH // each))
-    shared |= {"model.freeze": resolved.model.freeze, "loss.options": {}}
+    shared |= {"model.freeze": resolved.model.freeze, "loss.options": {}, "optimizer.milestones": []}
     if resolved.trains_on_features:
         # Counted in batches of the runs that are reported; those of the search may be smaller.
         most = min(steps or HEAD_STEPS, max(HEAD_IMAGES // batch, 10))
@@ -144,7 +144,6 @@ def plan_comparison(
         batches = resolved.batch.batches_per_epoch or max(1, len(train) // batch)
         budget = EqualImages((steps or resolved.run.steps or epochs * batches) * batch)
         shared.setdefault("optimizer.warm_up", 0.1)
-        shared |= {"optimizer.milestones": []}
     rate = resolved.optimizer.lr if isinstance(resolved.optimizer.lr, float) else 1e-4
     nearest = min(range(len(LADDER)), key=lambda number: abs(math.log(LADDER[number] / rate)))
     first = max(0, nearest - 1)

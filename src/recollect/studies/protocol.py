@@ -181,7 +181,8 @@ def final_run_config(protocol: Protocol, settings: Mapping[str, Any], epochs: in
     epochs = max(1, epochs)
     milestones = [milestone for milestone in settings["optimizer.milestones"] if milestone < epochs]
     fixed = {"data.validation": "none", "run.watch_test": False, "run.verdict": False}
-    length = {"run.epochs": epochs, "optimizer.milestones": milestones}
+    warm_up = min(protocol.base.optimizer.warm_up, epochs - 1)
+    length = {"run.epochs": epochs, "optimizer.milestones": milestones, "optimizer.warm_up": warm_up}
     return with_settings(protocol.base, {**settings, **fixed, **length})
 
 
