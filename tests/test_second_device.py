@@ -28,7 +28,6 @@ def test_everything_computes_on_a_second_device() -> None:
         *["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"],
         str(here / "second_device_cases.py"),
     ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": paths}, check=False
-    )
+    env = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

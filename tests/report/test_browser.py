@@ -67,6 +67,14 @@ def page(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(copies, folder / "report.html")
 
 
+def check_layout(chromium: Browser, width: int, texts: int) -> None:
+    """Nothing sticks out of the page, and all of more than so many texts can be read."""
+    layout, contrast = chromium.run(_STICKING_OUT), chromium.run(_LOW_CONTRAST)
+    assert (layout["out"], contrast["found"]) == ([], [])
+    assert layout["page"] <= layout["window"] == width
+    assert contrast["seen"] > texts
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (400, "light"), (320, "dark")])
 @pytest.mark.release
 def test_the_page_stands_on_its_own(chromium: Browser, page: Path, tmp_path: Path, width: int, scheme: str) -> None:
@@ -77,12 +85,7 @@ def test_the_page_stands_on_its_own(chromium: Browser, page: Path, tmp_path: Pat
     assert asked[0] == page.as_uri()
     assert [address for address in asked[1:] if not address.startswith("data:image/")] == []
     assert len(asked) > 3
-    layout = chromium.run(_STICKING_OUT)
-    assert layout["out"] == []
-    assert layout["page"] <= layout["window"] == width
-    contrast = chromium.run(_LOW_CONTRAST)
-    assert contrast["found"] == []
-    assert contrast["seen"] > 200
+    check_layout(chromium, width, 200)
     ground = chromium.run("return getComputedStyle(document.body).backgroundColor")
     assert (ground == "rgb(23, 22, 20)") == (scheme == "dark")
     image = chromium.screenshot(tmp_path / "page.png")

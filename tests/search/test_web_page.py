@@ -11,7 +11,7 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from recollect.search import Index
 from report.browser import Browser, browser, programs
-from report.test_browser import _LOW_CONTRAST, _STICKING_OUT
+from report.test_browser import check_layout
 from search.live_service import Client, running
 from search.toy_model import ToyEncoder, make_photos
 
@@ -188,10 +188,5 @@ def test_nothing_is_cut_off_and_all_can_be_read(
 ) -> None:
     chromium.look(width, 900, scheme)
     _uploaded(chromium, service, photos / "class1" / "2.png")
-    layout = chromium.run(_STICKING_OUT)
-    assert layout["out"] == []
-    assert layout["page"] <= layout["window"] == width
-    contrast = chromium.run(_LOW_CONTRAST)
-    assert contrast["found"] == []
-    assert contrast["seen"] > 60
+    check_layout(chromium, width, 60)
     assert chromium.screenshot(tmp_path / f"page-{width}-{scheme}.png").stat().st_size > 10_000
