@@ -106,7 +106,7 @@ def test_rates_by_layer_need_an_order_of_layers() -> None:
     "name",
     [
         *("vit_tiny_patch16_224.augreg_in21k", "eva02_tiny_patch14_224.mim_in22k", "tiny_vit_5m_224.dist_in22k"),
-        *("convnext_atto.d2_in1k", "resnet18.a1_in1k", "efficientnet_lite0.ra_in1k", "regnety_002.pycls_in1k"),
+        *("convnext_atto.d2_in1k", "resnet18.a1_in1k", "efficientnet_lite0.ra_in1k", "test_byobnet.r160_in1k"),
     ],
 )
 def test_recomputed_activations_give_the_same_gradient(name: str) -> None:

@@ -48,8 +48,8 @@ class _Command(TyperCommand):
         values, _, order = self.make_parser(ctx).parse_args(list(args))
         _typed.clear()
         for option, times in Counter(order).items():
-            if values[option.name or ""] is None:  # an argument that was left out
-                continue
+            if not isinstance(option, TyperOption) and not isinstance(values[option.name or ""], str | tuple):
+                continue  # an argument that was left out
             _typed[option.name or ""] = max(option.opts, key=len)
             several = not isinstance(option, TyperOption) or option.multiple or option.is_flag or option.count
             if times > 1 and not several:

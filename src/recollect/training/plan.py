@@ -237,7 +237,7 @@ class Plan:
             yield (
                 "size",
                 f"features are computed at the resolution the network was pre-trained at, {self.image_size} px; "
-                "smaller photos are enlarged, because features are worse at other sizes (--image-size changes it)",
+                "smaller photos are enlarged, because features are worse at smaller sizes (--image-size changes it)",
             )
         virtual = f", with SiMix {self.virtual_batch:,}" if self.virtual_batch > self.batch else ""
         each = f", {self.batch // self.processes:,} on each of {self.processes} processes" if self.processes > 1 else ""
