@@ -400,7 +400,7 @@ time.sleep(600)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc and /dev/shm")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.release)])
 def test_no_process_and_no_memory_remain(photos: ImageSet, number: signal.Signals, tmp_path: Path) -> None:
     """After Ctrl-C and after a kill; of a script without ``if __name__ == "__main__"``."""
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -67,7 +67,10 @@ def _embed(world: World, model: Path, out: Path) -> list[str]:
     return ["embed", str(model), str(world.images / "test"), "--out", str(out), "--overwrite"]
 
 
-@pytest.mark.parametrize("file", ["checkpoints/last.pt", "config.yaml", "metrics.jsonl", "manifest.json"])
+LAST = pytest.param("checkpoints/last.pt", marks=pytest.mark.release)
+
+
+@pytest.mark.parametrize("file", [LAST, "config.yaml", "metrics.jsonl", "manifest.json"])
 def test_an_interrupted_run_is_refused_or_resumed_exactly(world: World, tmp_path: Path, file: str) -> None:
     damages = {name: DAMAGES[name] for name in ("flipped at 0.5", "cut", "empty", "folder")}
     if file.endswith(".pt"):

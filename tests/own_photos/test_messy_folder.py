@@ -57,6 +57,7 @@ def test_files_beside_the_split_folders_are_in_the_line_of_the_training(tmp_path
     assert f"6 images used; {counts}; 2 classes held out" in told
 
 
+@pytest.mark.release
 def test_what_could_not_be_read_and_what_the_verdict_leaves_out_is_said_once(tmp_path: Path) -> None:
     """A whole training class that is broken, a broken test photo, a test class of one photo, a copy of a training photo."""
     classes(tmp_path / "photos" / "train", [f"t{number}" for number in range(6)], 0)

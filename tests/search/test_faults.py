@@ -85,7 +85,7 @@ def test_killed_many_times(action: str, kind: str, kills: int, tmp_path: Path) -
     _torture(action, kind, kills, tmp_path, 1)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.release)])
 def test_a_second_writer_waits_or_is_refused(kind: str, tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", classes=1, each=3)
     address = fresh_address(kind, tmp_path)

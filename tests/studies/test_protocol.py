@@ -38,9 +38,8 @@ def test_the_final_training_takes_all_classes_and_stops_where_validation_was_bes
     config = final_run_config(protocol, as_settings(DRAWN), 7)
     sets = load_sets(config)
     assert (sets.train.num_classes, sets.validation, sets.test) == (8, None, None)
-    assert (config.run.epochs, config.optimizer.milestones) == (7, (4.0, 6.0))
+    assert (config.run.epochs, config.optimizer.milestones, config.optimizer.warm_up) == (7, (4.0, 6.0), 1)
     assert (config.optimizer.lr, config.optimizer.gamma) == (2e-3, 0.4)
-    assert config.optimizer.warm_up == 1
     assert final_run_config(protocol, as_settings(DRAWN), 0).optimizer.warm_up == 0, "its only epoch"
 
 

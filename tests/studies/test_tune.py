@@ -35,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Stud
     return root, folder / "s", study(root, folder / "s")
 
 
-@pytest.mark.parametrize("drawn", ["random 0", "random 7", pytest.param("tpe 0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("drawn", ["random 0", "random 7", pytest.param("tpe 0", marks=pytest.mark.release)])
 def test_the_same_seed_draws_the_same_trials_in_every_version(
     drawn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +189,7 @@ def test_a_draw_that_cannot_be_trained_is_told_and_the_search_goes_on(
     assert outcomes(again) == outcomes(results)  # nor is it drawn again
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_pruning_ends_what_is_below_the_median(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_data(tmp_path / "data")
     honest = runner.read_validation
