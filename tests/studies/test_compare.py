@@ -35,7 +35,7 @@ def compare(images: Path, out: Path, losses: Any = "recall_at_k,smooth_ap", **op
     return compare_losses(losses, "folder", settings, out=out, **{"seeds": 3, "steps": 3, "jobs": 1, **options})
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_from_a_folder_to_a_page(here: None, images: Path, tmp_path: Path) -> None:
     comparison = compare(images, tmp_path / "out", seeds=2, steps=2)
     assert comparison.complete

@@ -11,7 +11,7 @@ import pytest
 from cli.running import run
 from training.small_runs import make_images
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 
 @pytest.fixture
@@ -58,7 +58,6 @@ def test_a_training_has_one_result_in_terminal_manifest_evaluation_and_report(ph
         assert words in judged[0]
 
 
-@pytest.mark.release
 def test_a_comparison_has_the_numbers_of_the_evaluation_and_the_report(
     here: None, photos: Path, tmp_path: Path
 ) -> None:

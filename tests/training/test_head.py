@@ -191,13 +191,12 @@ def test_no_last_layer_is_added_where_none_improves_on_the_features(
     def draw(count: int, length: int) -> np.ndarray:
         return random.normal(size=length) + 3 * random.normal(size=(count, length))
 
-    setup = _choice_on(own_photos(root, **{"model.dim": "default", "model.stages": 0}), draw)
+    whole = {"model.init": "lite0-in1k", "model.weights": None, "model.dim": "default", "model.stages": 0}
+    setup = _choice_on(own_photos(root, **whole), draw)
     model, training = setup.config.model, build(setup)
     assert (model.whitening, model.dim, setup.config.run.steps, training.steps) == ("identity", 1280, 0, 0)
-    assert (
-        "the features as they are"
-        in {setting.name: setting.reason for setting in setup.auto_settings}["model.whitening"]
-    )
+    reasons = {setting.name: setting.reason for setting in setup.auto_settings}
+    assert "the features as they are" in reasons["model.whitening"]
     embedder, images = setup.embedder, setup.sets.train
     whiten(training)
     pictures = [images.read(index) for index in range(6)]
@@ -212,9 +211,11 @@ def test_a_training_ends_with_a_verdict(root: Path, tmp_path: Path, caplog: pyte
     broken = root / "test" / "test-00" / "broken.png"
     broken.write_bytes(b"broken")
     try:
-        outcome = train(own_photos(root, **{"run.steps": 2, "run.epochs": None}), tmp_path / "run")
+        config = own_photos(root, **{"run.steps": 2, "run.epochs": None, "model.dim": "default"})
+        outcome = train(config, tmp_path / "run")
     finally:
         broken.unlink()
+    assert RunFolder(tmp_path / "run").read_config().model.dim == 256, "as many as there are features"
     assert set(outcome.verdicts) == {"pretrained", "start"}
     verdicts = RunFolder(tmp_path / "run").read_manifest()["verdicts"]
     assert {name: Verdict.from_dict(each) for name, each in verdicts.items()} == outcome.verdicts
